@@ -1,0 +1,70 @@
+# Ister. `make help` lists the targets; every target sets up what it needs.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+  "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+UV_VERSION := 0.13.7
+BIN := .venv/bin
+READY := .venv/ready
+SEED ?= 1
+
+.PHONY: help
+help: ## List every target
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+
+.PHONY: setup
+setup: $(READY) ## Create .venv from requirements.lock (done by every other target)
+
+$(READY): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Ister needs Python 3.11 or newer; none was found. Install one, or run: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 1; }
+	@echo "setup: creating .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear .venv || { echo "setup: python's venv module is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@VIRTUAL_ENV=.venv $(BIN)/uv pip sync --quiet --require-hashes requirements.lock
+	@VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	@echo "setup: compiling the frame decoder (once; cached from then on)"
+	@$(BIN)/python -m ister.core.warm
+	@touch $@
+
+.PHONY: run
+run: $(READY) ## See it work: produce, kill -9, recover, replay, tail
+	@$(BIN)/ister demo
+
+.PHONY: test
+test: $(READY) ## Every test at the counts that fit in minutes
+	@$(BIN)/python tests/run.py
+
+.PHONY: test-long
+test-long: $(READY) ## Every test at the full numbers of docs/faults.md (an hour or more)
+	@ISTER_TEST_LONG=1 $(BIN)/python tests/run.py
+
+.PHONY: check
+check: $(READY) ## Format, lint, types, imports, unit tests: under a minute
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && echo "check: format and lint are clean"
+	@$(BIN)/mypy --no-error-summary && echo "check: types are clean"
+	@$(BIN)/lint-imports --no-logo >/dev/null || { $(BIN)/lint-imports; exit 1; }
+	@echo "check: imports point one way"
+	@$(BIN)/python -m pytest -q -n 2 tests/unit tests/tidy
+
+.PHONY: format
+format: $(READY) ## Rewrite the sources in the project's format
+	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --fix --quiet .
+
+.PHONY: sim
+sim: $(READY) ## Replay one simulated history: make sim SEED=42
+	@$(BIN)/python tests/sim/replay.py $(SEED)
+
+.PHONY: bench-wal
+bench-wal: $(READY) ## Measure the log against its floors; the last line is JSON
+	@$(BIN)/python bench/wal.py
+
+.PHONY: lock
+lock: $(READY) ## Resolve requirements.lock anew (names, versions, hashes; no addresses)
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-header --no-emit-find-links --python-version 3.11 --group dev pyproject.toml -o requirements.lock
+
+.PHONY: clean
+clean: ## Remove what make created
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,172 @@
+"""Every error Ister raises: whose fault it is, and what to do now.
+
+Five families, one per answer to "what now?". Fields are named so that a program can act on them; the text is for people.
+"""
+
+from __future__ import annotations
+
+
+class IsterError(Exception):
+    """The root of the tree; catch a family instead."""
+
+
+class ClientError(IsterError):
+    """The request is wrong; sending it again cannot help."""
+
+
+class BusyError(IsterError):
+    """Not now; the same request may succeed later."""
+
+
+class FencedError(IsterError):
+    """Someone else owns this; stop."""
+
+
+class CorruptError(IsterError):
+    """Stored data is damaged or missing; stop and call a human."""
+
+
+class UnknownOutcomeError(IsterError):
+    """It may or may not have happened; look before acting again."""
+
+
+# --- ClientError ------------------------------------------------------------------------------------------------------
+
+
+class InvalidNameError(ClientError):
+    """A topic name that is not `/namespace/topic`."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(
+            f"invalid topic name {name[:80]!r}: {reason}; expected /namespace/topic made of letters, digits, '_' and '-'"
+        )
+
+
+class InvalidMessageError(ClientError):
+    """A message that cannot be stored as it is."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        self.field = field
+        self.reason = reason
+        super().__init__(f"invalid message: {field} {reason}")
+
+
+class InvalidConfigError(ClientError):
+    """A setting that contradicts itself or its bounds."""
+
+    def __init__(self, setting: str, reason: str) -> None:
+        self.setting = setting
+        self.reason = reason
+        super().__init__(f"invalid setting {setting}: {reason}")
+
+
+class OffsetOutOfRangeError(ClientError):
+    """A reader asked for an offset that this log does not hold."""
+
+    def __init__(self, requested: int, start: int, stop: int) -> None:
+        self.requested = requested
+        self.start = start
+        self.stop = stop
+        super().__init__(f"offset {requested} is outside this log: it holds [{start}, {stop})")
+
+
+class LogClosedError(ClientError):
+    """The log was closed; open it again to go on."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+        super().__init__(f"log {log} is closed")
+
+
+# --- BusyError --------------------------------------------------------------------------------------------------------
+
+
+class DiskFullError(BusyError):
+    """No room for these messages; none of them was stored."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+        super().__init__(f"no space left for log {log}: nothing was stored; free space and send again, reads go on")
+
+
+class PoisonedError(BusyError):
+    """A write or a sync failed earlier; the log takes nothing more until it is opened again."""
+
+    def __init__(self, log: str, cause: str) -> None:
+        self.log = log
+        self.cause = cause
+        super().__init__(
+            f"log {log} takes no more messages: {cause}; check the disk, then open the log again "
+            "(opening copies every message that was not yet synced to a new file)"
+        )
+
+
+# --- FencedError ------------------------------------------------------------------------------------------------------
+
+
+class LockedError(FencedError):
+    """Another process owns this directory."""
+
+    def __init__(self, directory: str, holder: str) -> None:
+        self.directory = directory
+        self.holder = holder
+        super().__init__(f"directory {directory} is owned by {holder}; one log has one writer")
+
+
+# --- CorruptError -----------------------------------------------------------------------------------------------------
+
+
+class CorruptLogError(CorruptError):
+    """Damage in bytes that were synced: not a torn tail, but loss."""
+
+    def __init__(self, file: str, byte: int, expected_offset: int, reason: str) -> None:
+        self.file = file
+        self.byte = byte
+        self.expected_offset = expected_offset
+        self.reason = reason
+        super().__init__(
+            f"{file} is corrupt at byte {byte}, where offset {expected_offset} should be: {reason}; "
+            "nothing was changed, restore this file from a copy"
+        )
+
+
+class MissingFileError(CorruptError):
+    """A log file between two others is gone or cannot be read."""
+
+    def __init__(self, file: str, start: int, stop: int, reason: str) -> None:
+        self.file = file
+        self.start = start
+        self.stop = stop
+        self.reason = reason
+        super().__init__(f"offsets [{start}, {stop}) cannot be served: {file} {reason}; restore it and open again")
+
+
+class UnknownFormatError(CorruptError):
+    """A frame written by a newer release."""
+
+    def __init__(self, file: str, byte: int, kind: int, version: int) -> None:
+        self.file = file
+        self.byte = byte
+        self.kind = kind
+        self.version = version
+        super().__init__(
+            f"{file} has a frame of kind {kind}, version {version} at byte {byte}, which this release cannot read; "
+            "use the release that wrote it"
+        )
+
+
+# --- UnknownOutcomeError ----------------------------------------------------------------------------------------------
+
+
+class SyncFailedError(UnknownOutcomeError):
+    """The disk refused to sync; the message is written but may not survive."""
+
+    def __init__(self, log: str, cause: str) -> None:
+        self.log = log
+        self.cause = cause
+        super().__init__(
+            f"log {log} could not be synced ({cause}): these messages are not acknowledged and may or may not be there "
+            "after the log is opened again; it is not retried, because a second sync would lie"
+        )

@@ -1,0 +1,43 @@
+"""Decide what is a topic's name, before it touches a path, an object key or a table."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ister.core.errors import InvalidNameError
+
+NAME_BYTES_MAX = 255
+_NAME = re.compile(r"/([A-Za-z0-9_-]+)/([A-Za-z0-9_-]+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicName:
+    """`/namespace/topic`, parsed.
+
+    Only `parse` makes one from text. Neither part can hold a separator or a dot, so two names never share a path.
+    """
+
+    namespace: str
+    topic: str
+
+    @classmethod
+    def parse(cls, text: str) -> TopicName:
+        """Accept exactly `/namespace/topic`; refuse everything else by reason."""
+        if len(text) > NAME_BYTES_MAX:
+            raise InvalidNameError(text, f"it has {len(text)} characters, more than {NAME_BYTES_MAX}")
+        match = _NAME.fullmatch(text)
+        if match is None:
+            raise InvalidNameError(text, "it does not have that form")
+        return cls(match[1], match[2])
+
+    def __post_init__(self) -> None:
+        if _NAME.fullmatch(str(self)) is None or len(str(self)) > NAME_BYTES_MAX:
+            raise InvalidNameError(str(self), "it does not have that form")
+
+    def __str__(self) -> str:
+        return f"/{self.namespace}/{self.topic}"
+
+    def path_parts(self) -> tuple[str, str]:
+        """Return the directories below a root that belong to this topic and no other."""
+        return (self.namespace, self.topic)

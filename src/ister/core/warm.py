@@ -1,0 +1,25 @@
+"""Compile the kernels once, so that their cache on disk is ready before the first message."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ister.core.columns import decode_batch, decode_messages, encode_columns, strip_markers
+from ister.core.frame import Marker, encode_marker, encode_message
+from ister.core.kernels import seal
+from ister.core.message import StreamMessage
+
+
+def warm() -> None:
+    """Call every kernel with the types it will see."""
+    frames = encode_message(StreamMessage(b"x", attributes={"a": "b"}, routing_key="r"), 0, 0)
+    frames += encode_marker(Marker(0, 0, 1, 0), 1)
+    batch = decode_batch(frames, first_offset=0)
+    decode_messages(frames, first_offset=0)
+    strip_markers(frames)
+    for chunk in encode_columns(batch, 0, 0, bytes_max=1 << 20):
+        seal(np.frombuffer(bytearray(chunk.frames), np.uint8), len(chunk.frames))
+
+
+if __name__ == "__main__":
+    warm()

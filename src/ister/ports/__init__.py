@@ -1,0 +1,1 @@
+"""Small doors to the outside, each a Protocol with its real implementation."""

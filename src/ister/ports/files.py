@@ -1,0 +1,201 @@
+"""The file system: the few calls a log needs, so that each of them can be made to fail.
+
+What is assumed of the disk is in docs/format.md: a sync that returned keeps its bytes, a rename is atomic, a failed
+sync proves nothing about any byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from typing import TYPE_CHECKING, Protocol
+
+from ister.core.errors import LockedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ister.core.columns import Frames
+
+LOCK_NAME = "LOCK"
+
+
+class File(Protocol):
+    """An open file. Writes go to its end and may be short; every call may raise OSError."""
+
+    def append(self, parts: Sequence[Frames]) -> int:
+        """Write at the end, as one call; returns how many bytes were taken, perhaps fewer than given."""
+        ...
+
+    def read(self, at: int, count: int) -> bytes:
+        """Read up to `count` bytes; fewer only at the end."""
+        ...
+
+    def sync(self) -> None:
+        """Return once every byte is on disk. Never call it again after it failed."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        ...
+
+    def size(self) -> int:
+        """How many bytes there are."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file; syncs nothing."""
+        ...
+
+
+class Lock(Protocol):
+    """A held lock."""
+
+    def release(self) -> None:
+        """Let the next owner in."""
+        ...
+
+
+class Files(Protocol):
+    """A file system."""
+
+    def create(self, path: Path) -> File:
+        """Make a new file to append to; FileExistsError when the name is taken."""
+        ...
+
+    def open(self, path: Path) -> File:
+        """Open a file to read and append."""
+        ...
+
+    def open_read(self, path: Path) -> File:
+        """Open a file to read only."""
+        ...
+
+    def names(self, directory: Path) -> list[str]:
+        """Return the names in a directory, sorted."""
+        ...
+
+    def make_directory(self, directory: Path) -> None:
+        """Make a directory and its parents, each durable in its own parent."""
+        ...
+
+    def sync_directory(self, directory: Path) -> None:
+        """Return once every name in it is on disk."""
+        ...
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file another name, replacing what had it, atomically."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Take a name away."""
+        ...
+
+    def lock(self, directory: Path) -> Lock:
+        """Own a directory; LockedError names the owner when there is one."""
+        ...
+
+
+class _OsFile:
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def append(self, parts: Sequence[Frames]) -> int:
+        return os.write(self._fd, parts[0]) if len(parts) == 1 else os.writev(self._fd, parts)
+
+    def read(self, at: int, count: int) -> bytes:
+        data = os.pread(self._fd, count, at)
+        while len(data) < count:
+            more = os.pread(self._fd, count - len(data), at + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class _OsLock:
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+class OsFiles:
+    """The machine's file system."""
+
+    def create(self, path: Path) -> File:
+        """Make a new file to append to; FileExistsError when the name is taken."""
+        return _OsFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640))
+
+    def open(self, path: Path) -> File:
+        """Open a file to read and append."""
+        return _OsFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
+
+    def open_read(self, path: Path) -> File:
+        """Open a file to read only."""
+        return _OsFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def names(self, directory: Path) -> list[str]:
+        """Return the names in a directory, sorted."""
+        return sorted(path.name for path in directory.iterdir())
+
+    def make_directory(self, directory: Path) -> None:
+        """Make a directory and its parents, each durable in its own parent."""
+        missing = []
+        at = directory.absolute()
+        while not at.is_dir():
+            missing.append(at)
+            at = at.parent
+        for new in reversed(missing):
+            new.mkdir(mode=0o750, exist_ok=True)
+            self.sync_directory(new.parent)
+
+    def sync_directory(self, directory: Path) -> None:
+        """Return once every name in it is on disk."""
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file another name, replacing what had it, atomically."""
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        """Take a name away."""
+        path.unlink()
+
+    def lock(self, directory: Path) -> Lock:
+        """Own a directory; LockedError names the owner when there is one."""
+        fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+                raise
+            raise LockedError(str(directory), f"process {holder}" if holder else "another process") from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return _OsLock(fd)

@@ -1,0 +1,1 @@
+"""The tiers composed behind PersistentStorage, and reliable dispatch over them."""

@@ -1,0 +1,317 @@
+"""Open a log's directory: lock it, judge its files, bring its tail to safety; and the names of its files.
+
+Names and bytes are the truth. A file's name says its sequence and first offset; a file's messages end where the next
+file's begin. What lies behind that point in a file was superseded when the log was opened after a crash: the whole,
+unsynced frames were copied to the next file and synced there, and the old bytes stay as they were, as evidence.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ister.core.columns import scan_run, strip_markers
+from ister.core.errors import CorruptLogError, DiskFullError, MissingFileError, UnknownFormatError
+from ister.core.frame import HEADER_BYTES, Marker, encode_marker
+from ister.core.recover import Recovery, Scanner, Verdict
+from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, load_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ister.core.columns import Frames
+    from ister.ports.files import File, Files, Lock
+
+log = structlog.get_logger()
+
+READ_BYTES = 1024 * 1024
+"""How much of a file is read at a time, and how far apart the places are that can be sought."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """One log file: where it is, where its messages start, and places in it to seek by."""
+
+    seq: int
+    first: int
+    path: Path
+    append_time_us: int = 0
+    index: list[tuple[int, int]] = field(default_factory=list)
+
+    def place(self, offset: int) -> tuple[int, int]:
+        """Return the nearest known (offset, byte) at or before `offset`."""
+        low, high = 0, len(self.index)
+        while low < high:
+            middle = (low + high) // 2
+            if self.index[middle][0] <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return self.index[low - 1] if low else (self.first, 0)
+
+    def note(self, offset: int, at: int) -> None:
+        """Remember a place, if it is far enough from the last one."""
+        if not self.index or at >= self.index[-1][1] + READ_BYTES:
+            self.index.append((offset, at))
+
+
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """How this log's files are called: `wal.log` gives `wal-<sequence>-<first offset>.log`."""
+
+    stem: str
+    suffix: str
+
+    @classmethod
+    def of(cls, file_name: str) -> FileNames:
+        """Split a configured file name."""
+        stem, _, suffix = file_name.rpartition(".")
+        return cls(stem, suffix)
+
+    def name(self, seq: int, first: int) -> str:
+        """Return the name of a file."""
+        return f"{self.stem}-{seq:010}-{first:020}.{self.suffix}"
+
+    def parse(self, directory: Path, names: Sequence[str]) -> list[Segment]:
+        """Return the log files among these names, in order."""
+        pattern = re.compile(rf"{re.escape(self.stem)}-(\d{{10}})-(\d{{20}})\.{re.escape(self.suffix)}", re.ASCII)
+        found = [(match, name) for name in names if (match := pattern.fullmatch(name))]
+        return sorted((Segment(int(m[1]), int(m[2]), directory / name) for m, name in found), key=lambda s: s.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLog:
+    """A log that is ready to be appended to: its files, the last of them open, and where it stands."""
+
+    lock: Lock
+    segments: list[Segment]
+    active: File
+    active_bytes: int
+    nonce: int
+    next_offset: int
+    append_time_us: int
+
+
+def open_directory(files: Files, directory: Path, names: FileNames, nonce: int, log_name: str) -> OpenedLog:
+    """Take ownership of a directory and make its log ready; changes nothing when it refuses."""
+    files.make_directory(directory)
+    lock = files.lock(directory)
+    try:
+        return _open_locked(files, directory, names, nonce, lock)
+    except OSError as error:
+        lock.release()
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise DiskFullError(log_name) from error
+        raise
+    except BaseException:
+        lock.release()
+        raise
+
+
+def judge_file(files: Files, segment: Segment, limit: int | None) -> Recovery:
+    """Read one file from its first byte and judge it."""
+    scanner = Scanner(segment.first, limit=limit)
+    try:
+        file = files.open_read(segment.path)
+    except OSError as error:
+        raise unreadable(segment, limit, error) from error
+    try:
+        at = 0
+        while data := file.read(at, READ_BYTES):
+            scanner.feed(data)
+            at += len(data)
+    except OSError as error:
+        raise unreadable(segment, limit, error) from error
+    finally:
+        file.close()
+    return scanner.finish()
+
+
+def check_sequence(files: Files, segments: Sequence[Segment], names: FileNames) -> None:
+    """Refuse a log with a file missing between two others, naming the offsets that are gone."""
+    for before, after in pairwise(segments):
+        if after.seq != before.seq + 1:
+            gone = names.name(before.seq + 1, 0).replace("0" * 20, "*")
+            start = judge_file(files, before, None).next_offset
+            raise MissingFileError(str(before.path.with_name(gone)), start, after.first, "is missing")
+        if after.first < before.first:
+            raise CorruptLogError(str(after.path), 0, before.first, f"its name says it starts at offset {after.first}")
+
+
+def unreadable(segment: Segment, stop: int | None, error: OSError) -> MissingFileError:
+    """Name a file that is there and cannot be read, or is not there."""
+    reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+    return MissingFileError(str(segment.path), segment.first, -1 if stop is None else stop, reason)
+
+
+def append_all(file: File, parts: Sequence[Frames]) -> None:
+    """Write every byte, going on after a short write; for files that nobody reads yet."""
+    for part in parts:
+        rest = memoryview(part)
+        while rest:
+            taken = file.append([rest])
+            if taken <= 0:
+                raise OSError(errno.EIO, "the file takes no bytes")
+            rest = rest[taken:]
+
+
+def replace_file(files: Files, path: Path, data: bytes) -> None:
+    """Put a small file in place whole; not synced, for caches."""
+    draft = path.with_name(path.name + ".tmp")
+    _remove_if_there(files, draft)
+    file = files.create(draft)
+    try:
+        append_all(file, [data])
+    finally:
+        file.close()
+    files.rename(draft, path)
+
+
+def read_checkpoint(files: Files, directory: Path) -> dict[int, SealedFile]:
+    """Return what the checkpoint says of sealed files; empty when it cannot be had."""
+    try:
+        file = files.open_read(directory / CHECKPOINT_NAME)
+    except FileNotFoundError:
+        return {}
+    try:
+        return load_checkpoint(file.read(0, file.size()))
+    finally:
+        file.close()
+
+
+def _open_locked(files: Files, directory: Path, names: FileNames, nonce: int, lock: Lock) -> OpenedLog:
+    listed = files.names(directory)
+    for name in listed:
+        if name.endswith(".tmp"):
+            files.remove(directory / name)
+    segments = names.parse(directory, listed)
+    if not segments:
+        segment = Segment(1, 0, directory / names.name(1, 0))
+        file = files.create(segment.path)
+        files.sync_directory(directory)
+        return OpenedLog(lock, [segment], file, 0, nonce, 0, 0)
+    check_sequence(files, segments, names)
+    _check_readable(files, segments)
+    _use_checkpoint(files, directory, segments)
+    last = segments[-1]
+    found = judge_file(files, last, None)
+    if found.verdict is Verdict.CORRUPT:
+        if found.unknown_format:
+            raise UnknownFormatError(str(last.path), found.end, *_kind_at(files, last, found.end))
+        raise CorruptLogError(str(last.path), found.end, found.next_offset, found.reason)
+    last.index = list(found.index)
+    last.append_time_us = found.append_time_us
+    append_time_us = found.append_time_us or _last_append_time(files, segments[:-1], last.first)
+    if found.verdict is Verdict.CLEAN and found.next_offset == found.synced_offset:
+        active_nonce = nonce if found.nonce is None else found.nonce
+        return OpenedLog(
+            lock, segments, files.open(last.path), found.size, active_nonce, found.next_offset, append_time_us
+        )
+    segment, file, size = _rescue(files, directory, names, last, found, nonce)
+    log.info("log_rescued", directory=str(directory), verdict=found.verdict.value, file=last.path.name, byte=found.end,
+             reason=found.reason, start=segment.first, stop=found.next_offset)  # fmt: skip
+    last.index = [place for place in last.index if place[0] < segment.first or place[1] == 0]
+    return OpenedLog(lock, [*segments, segment], file, size, nonce, found.next_offset, append_time_us)
+
+
+def _rescue(
+    files: Files, directory: Path, names: FileNames, last: Segment, found: Recovery, nonce: int
+) -> tuple[Segment, File, int]:
+    """Copy the whole frames that no marker attests to a new file, and sync that.
+
+    Always, not only after a failed sync: a process that died cannot say whether its last sync failed, and after a
+    failed one the kernel calls pages clean that never reached the disk. Copying makes them dirty again.
+    """
+    segment = Segment(last.seq + 1, found.synced_offset, directory / names.name(last.seq + 1, found.synced_offset))
+    segment.append_time_us = found.append_time_us
+    draft = segment.path.with_name(segment.path.name + ".tmp")
+    file = files.create(draft)
+    try:
+        source = files.open_read(last.path)
+        try:
+            append_all(file, [encode_marker(Marker(nonce, 0, segment.first, 0), segment.first)])
+            _copy_frames(source, file, found.synced_pos, found.end, segment)
+        finally:
+            source.close()
+        file.sync()
+        files.rename(draft, segment.path)
+        files.sync_directory(directory)
+        size = file.size()
+        marker = encode_marker(Marker(nonce, size, found.next_offset, size), found.next_offset)
+        append_all(file, [marker])
+    except BaseException:
+        file.close()
+        raise
+    return segment, file, size + len(marker)
+
+
+def _copy_frames(source: File, target: File, at: int, stop: int, segment: Segment) -> None:
+    offset = segment.first
+    want = READ_BYTES
+    while at < stop:
+        data = source.read(at, min(want, stop - at))
+        scan = scan_run(data, first_offset=offset)
+        if not scan.end:
+            if len(data) < min(want, stop - at):
+                raise OSError(errno.EIO, "the file changed while its tail was copied")
+            want *= 2
+            continue
+        segment.note(offset, target.size())
+        append_all(target, [strip_markers(memoryview(data)[: scan.end])])
+        at += scan.end
+        offset = scan.next_offset
+        want = READ_BYTES
+
+
+def _check_readable(files: Files, segments: Sequence[Segment]) -> None:
+    for segment, after in pairwise(segments):
+        try:
+            file = files.open_read(segment.path)
+            empty = file.size() == 0
+            file.close()
+        except OSError as error:
+            raise unreadable(segment, after.first, error) from error
+        if empty and after.first > segment.first:
+            raise MissingFileError(str(segment.path), segment.first, after.first, "is empty")
+
+
+def _use_checkpoint(files: Files, directory: Path, segments: Sequence[Segment]) -> None:
+    known = read_checkpoint(files, directory)
+    for segment, after in pairwise(segments):
+        entry = known.get(segment.seq)
+        if entry is not None and (entry.first, entry.stop) == (segment.first, after.first):
+            segment.index = list(entry.index)
+            segment.append_time_us = entry.append_time_us
+
+
+def _last_append_time(files: Files, sealed: Sequence[Segment], stop: int) -> int:
+    """Return the append time of the newest message in sealed files, so that time never goes back."""
+    for segment in reversed(sealed):
+        if segment.first < stop and not segment.append_time_us:
+            segment.append_time_us = judge_file(files, segment, stop).append_time_us
+        if segment.append_time_us:
+            return segment.append_time_us
+        stop = segment.first
+    return 0
+
+
+def _kind_at(files: Files, segment: Segment, at: int) -> tuple[int, int]:
+    file = files.open_read(segment.path)
+    try:
+        body = file.read(at + HEADER_BYTES, 2)
+    finally:
+        file.close()
+    return body[0], body[1] if len(body) > 1 else 0
+
+
+def _remove_if_there(files: Files, path: Path) -> None:
+    try:
+        files.remove(path)
+    except FileNotFoundError:
+        return
