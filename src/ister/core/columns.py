@@ -59,7 +59,8 @@ REASONS = {
     kernels.BAD_CRC: "the checksum does not match",
     kernels.NOT_DENSE: "the frame has another offset",
     kernels.UNKNOWN_KIND: "the kind or version is unknown",
-    kernels.BAD_BODY: "the lengths in the body do not add up",
+    kernels.BAD_BODY: "what the body says cannot be",
+    kernels.MISPLACED: "the marker belongs elsewhere",
 }
 
 
@@ -92,10 +93,15 @@ class Scan(NamedTuple):
     markers: int
 
 
-def scan_run(data: Frames, *, at: int = 0, first_offset: int = -1, limit: int = NO_LIMIT, wanted: int = 0) -> Scan:
-    """Check frames from byte `at` until offset `limit`, the end, or the first frame that cannot be trusted."""
+def scan_run(
+    data: Frames, *, first_offset: int = -1, limit: int = NO_LIMIT, wanted: int = 0, file_at: int = -1
+) -> Scan:
+    """Check frames until offset `limit`, the end, or the first that cannot be trusted.
+
+    `file_at` is where the data stands in its log file, when it is from one: markers are checked against it.
+    """
     out = np.empty(kernels.SCAN_FIELDS, np.int64)
-    kernels.scan(_view(data), at, len(data), first_offset, limit, wanted, out)
+    kernels.scan(_view(data), 0, len(data), first_offset, limit, wanted, file_at, out)
     return Scan._make(out.tolist())
 
 
@@ -108,7 +114,7 @@ def decode_messages(
     data: Frames, *, first_offset: int = -1, topic_name: str = "", source: str = "frames"
 ) -> list[StreamMessage]:
     """Decode a run of whole frames, every CRC checked, to messages."""
-    return messages_of(data, _whole(data, first_offset, source), topic_name)
+    return messages_of(data, _whole(data, first_offset, source), topic_name, source)
 
 
 def batch_of(data: Frames, scan: Scan) -> pa.RecordBatch:
@@ -160,8 +166,16 @@ def batch_of(data: Frames, scan: Scan) -> pa.RecordBatch:
     )
 
 
-def messages_of(data: Frames, scan: Scan, topic_name: str) -> list[StreamMessage]:
-    """Build the messages of a scan; the common kind through C-speed maps, one with optional parts by itself."""
+def messages_of(data: Frames, scan: Scan, topic_name: str, source: str) -> list[StreamMessage]:
+    """Build the messages of a scan; `source` names the place if a text in one of them is not UTF-8."""
+    try:
+        return _messages(data, scan, topic_name)
+    except ValueError as error:
+        raise CorruptLogError(source, max(0, scan.first_row), scan.next_offset - scan.rows, str(error)) from None
+
+
+def _messages(data: Frames, scan: Scan, topic_name: str) -> list[StreamMessage]:
+    """Build the common kind of message through C-speed maps, one with optional parts by itself."""
     rows = scan.rows
     if not rows:
         return []

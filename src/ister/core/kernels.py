@@ -34,6 +34,7 @@ BAD_CRC = 3
 NOT_DENSE = 4
 UNKNOWN_KIND = 5
 BAD_BODY = 6
+MISPLACED = 7
 
 # Where `scan` leaves its findings.
 S_END = 0
@@ -148,11 +149,12 @@ def seal(buf, stop):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
 
 
 @njit(nogil=True, cache=True)
-def scan(buf, at, stop, expected, limit, wanted, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+def scan(buf, at, stop, expected, limit, wanted, base, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Check every frame of buf[at:stop] until the limit offset, the end, or the first that cannot be trusted.
 
     `expected` is the offset that must come first (-1: any). Messages from `wanted` on are counted as rows and
-    their parts summed, so that a second pass can fill arrays of exactly the right size.
+    their parts summed, so that a second pass can fill arrays of exactly the right size. `base` is where buf[0] stands
+    in its log file (-1: not known); a marker there must say where it stands and attest nothing that comes after it.
     """
     out[:] = 0
     code = OK
@@ -187,6 +189,13 @@ def scan(buf, at, stop, expected, limit, wanted, out):  # type: ignore[no-untype
                 break
             out[S_MARKERS] += 1
             synced_pos = np.int64(_u64(buf, body + 32))
+            stands = np.int64(_u64(buf, body + 16))
+            if base >= 0 and stands != base + at:
+                code = MISPLACED
+                break
+            if base >= 0 and (synced_pos > stands or _u64(buf, body + 24) > _u64(buf, at)):
+                code = BAD_BODY
+                break
             if synced_pos > out[S_SYNCED_POS]:
                 out[S_SYNCED_POS] = synced_pos
                 out[S_SYNCED_OFFSET] = np.int64(_u64(buf, body + 24))

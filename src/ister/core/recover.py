@@ -85,7 +85,7 @@ class Scanner:
         if self._damage_at >= 0:
             self._seek_markers(data, at)
             return
-        scan = scan_run(data, first_offset=self._expected, limit=self._limit)
+        scan = scan_run(data, first_offset=self._expected, limit=self._limit, file_at=at)
         if scan.end:
             self._index.append((self._expected, at))
         if at == 0 and len(data) >= MARKER_FRAME_BYTES:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from ister.core.columns import decode_batch, decode_messages, encode_columns, strip_markers
@@ -10,8 +12,9 @@ from ister.core.kernels import seal
 from ister.core.message import StreamMessage
 
 
+@cache
 def warm() -> None:
-    """Call every kernel with the types it will see."""
+    """Call every kernel with the types it will see; once a process."""
     frames = encode_message(StreamMessage(b"x", attributes={"a": "b"}, routing_key="r"), 0, 0)
     frames += encode_marker(Marker(0, 0, 1, 0), 1)
     batch = decode_batch(frames, first_offset=0)

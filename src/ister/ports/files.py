@@ -160,14 +160,13 @@ class OsFiles:
 
     def make_directory(self, directory: Path) -> None:
         """Make a directory and its parents, each durable in its own parent."""
-        missing = []
-        at = directory.absolute()
-        while not at.is_dir():
-            missing.append(at)
-            at = at.parent
-        for new in reversed(missing):
-            new.mkdir(mode=0o750, exist_ok=True)
-            self.sync_directory(new.parent)
+        directory = directory.absolute()
+        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        for parent in directory.parents:
+            try:
+                self.sync_directory(parent)
+            except PermissionError:
+                break  # what we may not read, we have not made
 
     def sync_directory(self, directory: Path) -> None:
         """Return once every name in it is on disk."""

@@ -1,1 +1,25 @@
 """The tiers composed behind PersistentStorage, and reliable dispatch over them."""
+
+from ister.core.retain import RetentionPolicy
+from ister.storage.cursors import CorruptCursorsError, CursorsNotSavedError
+from ister.storage.dispatch import ReliableDispatch, ReliableOptions
+from ister.storage.memory import InMemoryReader, InMemoryStorage
+from ister.storage.persistent import PersistentStorage, Reader
+from ister.storage.topic_cache import TopicCache
+from ister.storage.topic_store import TopicStore
+from ister.storage.wal_storage import WalStorage
+
+__all__ = [
+    "CorruptCursorsError",
+    "CursorsNotSavedError",
+    "InMemoryReader",
+    "InMemoryStorage",
+    "PersistentStorage",
+    "Reader",
+    "ReliableDispatch",
+    "ReliableOptions",
+    "RetentionPolicy",
+    "TopicCache",
+    "TopicStore",
+    "WalStorage",
+]

@@ -196,6 +196,8 @@ def _open_locked(files: Files, directory: Path, names: FileNames, nonce: int, lo
         file = files.create(segment.path)
         files.sync_directory(directory)
         return OpenedLog(lock, [segment], file, 0, nonce, 0, 0)
+    # A process that was killed between making a file and syncing its name leaves a name that power loss would take.
+    files.sync_directory(directory)
     check_sequence(files, segments, names)
     _check_readable(files, segments)
     _use_checkpoint(files, directory, segments)
@@ -258,8 +260,10 @@ def _copy_frames(source: File, target: File, at: int, stop: int, segment: Segmen
         data = source.read(at, min(want, stop - at))
         scan = scan_run(data, first_offset=offset)
         if not scan.end:
-            if len(data) < min(want, stop - at):
-                raise OSError(errno.EIO, "the file changed while its tail was copied")
+            if len(data) < want:
+                raise CorruptLogError(
+                    str(segment.path), at, offset, "the last marker names another place for this offset"
+                )
             want *= 2
             continue
         segment.note(offset, target.size())

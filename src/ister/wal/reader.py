@@ -59,7 +59,7 @@ class WalReader:
 
     async def _read(self) -> list[StreamMessage]:
         chunk, scan = await self._read_run()
-        return messages_of(chunk.frames, scan, self._wal.config.topic)
+        return messages_of(chunk.frames, scan, self._wal.config.topic, self._wal.config.name)
 
     async def _read_run(self) -> tuple[Chunk, Scan]:
         wal = self._wal
@@ -87,6 +87,7 @@ class WalReader:
         seq, offset, at = self._place
         if seq != segment.seq or offset > self._next:
             offset, at = segment.place(self._next)
+        began = at
         loop = asyncio.get_running_loop()
         try:
             chunk, scan, at = await loop.run_in_executor(
@@ -97,11 +98,11 @@ class WalReader:
                 raise OffsetOutOfRangeError(self._next, wal.start_offset, wal.next_offset) from error
             if isinstance(error, OSError):
                 raise unreadable(segment, stop, error) from error
-            if not segment.index:
+            if began == 0:
                 raise
             # A place to seek by is a cache: before it is believed that the file is damaged, read it from its start.
             segment.index = []
-            self._place = (-1, 0, 0)
+            self._place = (segment.seq, segment.first, 0)
             return chunk_of_nothing(self._next)
         self._place = (segment.seq, scan.next_offset, at)
         return chunk, scan

@@ -1,0 +1,90 @@
+"""Decide what a log may delete: whole sealed segments, oldest first, and only what nobody needs any more.
+
+What holds a segment back, whatever the policy: a subscription that has not acknowledged all of it, and a later tier
+(objects, table) that does not hold all of it yet. The active file is not asked about: it is never deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import TYPE_CHECKING, assert_never
+
+from ister.core.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+_US_PER_S = 1_000_000
+
+
+class RetentionPolicy(Enum):
+    """When a message that nobody needs any more is deleted."""
+
+    RETAIN_UNTIL_ACK = "retain_until_ack"
+    """Once every subscription has acknowledged it; without a subscription, never."""
+    RETAIN_UNTIL_EXPIRE = "retain_until_expire"
+    """Once it is older than the retention period, too; without a subscription, by age alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSegment:
+    """Offsets [first, stop) that change no more, and the append time of the newest of them.
+
+    An append time of 0 means that it is not known. Such a segment never counts as old.
+    """
+
+    first: int
+    stop: int
+    append_time_us: int
+
+
+def prunable_below(
+    segments: Sequence[SealedSegment],
+    *,
+    policy: RetentionPolicy,
+    retention_period_s: int,
+    now_us: int,
+    cursors: Collection[int],
+    later_tier_offset: int | None,
+) -> int:
+    """Return the offset below which the log may be pruned: a segment's end, or the first offset to delete nothing.
+
+    `segments` are the sealed ones, oldest first. Everything below a cursor is acknowledged by its subscription.
+    `later_tier_offset` is the offset below which every enabled later tier holds the data, None when none is enabled.
+
+    An earlier `now_us` never deletes more, so a clock that steps back only delays. A later one does delete more: age
+    is all that an expiry can go by.
+    """
+    if retention_period_s < 0:
+        raise InvalidConfigError("retention_period_s", f"{retention_period_s!r} must not be negative")
+    assert all(before.stop == after.first for before, after in pairwise(segments)), "a log has no holes"
+    if not segments:
+        return 0
+    needed_from = min(cursors, default=segments[-1].stop)
+    if later_tier_offset is not None:
+        needed_from = min(needed_from, later_tier_offset)
+    below = segments[0].first
+    for segment in segments:
+        if segment.stop > needed_from:
+            break
+        match policy:
+            case RetentionPolicy.RETAIN_UNTIL_ACK:
+                released = bool(cursors)
+            case RetentionPolicy.RETAIN_UNTIL_EXPIRE:
+                released = _is_expired(segment, retention_period_s, now_us)
+            case _:
+                assert_never(policy)
+        if not released:
+            break
+        below = segment.stop
+    return below
+
+
+def _is_expired(segment: SealedSegment, retention_period_s: int, now_us: int) -> bool:
+    if segment.first == segment.stop:
+        return True
+    # A message from the future, left by a clock that stepped back, has an age of 0.
+    age_us = max(0, now_us - segment.append_time_us)
+    return segment.append_time_us > 0 and age_us > retention_period_s * _US_PER_S

@@ -1,0 +1,281 @@
+"""Decide what is kept of a subscription's progress: monotonic in memory, whole and checked on disk.
+
+    cursors.json      a line with the CRC-32 of the second line, in hex, and that line: {"version":1,"cursors":{…}}
+
+The file is replaced whole: a new one is written under another name, synced, renamed, and the directory synced. It is
+the truth about progress, not a cache, so damage is an error and never an empty result (I11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import structlog
+
+from ister.core.errors import CorruptError, DiskFullError, UnknownOutcomeError
+from ister.wal.directory import append_all
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ister.ports.files import Files
+
+log = structlog.get_logger()
+
+CURSORS_NAME = "cursors.json"
+VERSION = 1
+
+
+class CorruptCursorsError(CorruptError):
+    """The file with the subscriptions' progress is damaged or cannot be read."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        self.file = file
+        self.reason = reason
+        super().__init__(
+            f"{file} holds the subscriptions' progress and cannot be used: {reason}; nothing was changed, restore it "
+            "from a copy, or remove it to let every subscription start anew"
+        )
+
+
+class CursorsNotSavedError(UnknownOutcomeError):
+    """The disk refused to save the subscriptions' progress."""
+
+    def __init__(self, file: str, cause: str) -> None:
+        self.file = file
+        self.cause = cause
+        super().__init__(
+            f"{file} could not be saved ({cause}): this progress may or may not be there after a restart; "
+            "acknowledge again once the disk is well"
+        )
+
+
+def dump_cursors(cursors: Mapping[str, int]) -> bytes:
+    """Return the file's bytes; the same cursors give the same bytes."""
+    body = json.dumps({"version": VERSION, "cursors": cursors}, separators=(",", ":"), sort_keys=True).encode()
+    return b"%08x\n%s\n" % (crc32(body), body)
+
+
+def load_cursors(data: bytes, file: str) -> dict[str, int]:
+    """Return what the file says; CorruptCursorsError names it when it cannot be trusted."""
+    crc, _, rest = data.partition(b"\n")
+    body = rest.removesuffix(b"\n")
+    if crc != b"%08x" % crc32(body) or body == rest:
+        raise CorruptCursorsError(file, "the checksum does not match")
+    content = json.loads(body)
+    if content["version"] != VERSION:
+        raise CorruptCursorsError(file, f"its version is {content['version']}, and this release reads {VERSION}")
+    return dict(content["cursors"])
+
+
+class MemoryCursors:
+    """Progress that lives as long as the process."""
+
+    def __init__(self) -> None:
+        self._cursors: dict[str, int] = {}
+
+    async def load(self) -> None:
+        """Do nothing: there is nothing to load."""
+
+    def has_reached(self, subscription: str, cursor: int) -> bool:
+        """Tell whether a subscription is at `cursor` or beyond."""
+        return subscription in self._cursors and self._cursors[subscription] >= cursor
+
+    def kept(self) -> dict[str, int]:
+        """Return every subscription's cursor."""
+        return dict(self._cursors)
+
+    async def advance(self, subscription: str, cursor: int) -> int:
+        """Move a subscription on, never back; returns its cursor."""
+        self._cursors[subscription] = max(cursor, self._cursors.get(subscription, cursor))
+        return self._cursors[subscription]
+
+    async def forget(self, subscription: str) -> None:
+        """Take a subscription away."""
+        self._cursors.pop(subscription, None)
+
+    async def settle(self) -> None:
+        """Do nothing: nothing is under way."""
+
+
+class CursorFile:
+    """Progress in a file of the log's directory, which must be owned for as long as this is used.
+
+    One write at a time, off the loop; what changes meanwhile goes into the next one together, so that many
+    subscriptions cost as many syncs as one. `limit` is where the log ended when it was opened: a cursor beyond it
+    points to messages that are gone, and would skip those that take their place.
+    """
+
+    def __init__(self, files: Files, directory: Path, log_name: str, limit: int) -> None:
+        self._files = files
+        self._directory = directory
+        self._log_name = log_name
+        self._limit = limit
+        self._loaded = False
+        self._wanted: dict[str, int] = {}
+        self._lowest: dict[str, int] = {}
+        self._changes = 0
+        self._changes_saved = 0
+        self._loading: asyncio.Future[None] | None = None
+        self._saving: asyncio.Future[None] | None = None
+
+    async def load(self) -> None:
+        """Read the file, once; anything beyond the limit is cut back, durably, before anyone sees it."""
+        while not self._loaded:
+            if self._loading is None:
+                self._loading = self._start_load()
+            try:
+                await asyncio.shield(self._loading)
+            except OSError as error:
+                raise self._not_saved(error) from error
+
+    def has_reached(self, subscription: str, cursor: int) -> bool:
+        """Tell whether a subscription is at `cursor` or beyond, or soon will be."""
+        return subscription in self._wanted and self._wanted[subscription] >= cursor
+
+    def kept(self) -> dict[str, int]:
+        """Return every subscription's cursor, the lowest that a crash at this moment could leave.
+
+        So a write that is under way, or that failed and may have landed, counts as well as what is on disk; and a
+        subscription that is just being made known counts already. Retention deletes nothing above these.
+        """
+        return _lower(self._lowest, self._wanted)
+
+    async def advance(self, subscription: str, cursor: int) -> int:
+        """Move a subscription on, never back; returns its cursor once that is on disk."""
+        if not self.has_reached(subscription, cursor):
+            self._wanted[subscription] = cursor
+            self._changes += 1
+        await self._saved()
+        return self._lowest.get(subscription, cursor)
+
+    async def forget(self, subscription: str) -> None:
+        """Take a subscription away; returns once it is gone from the file."""
+        if self._wanted.pop(subscription, None) is not None:
+            self._changes += 1
+        await self._saved()
+
+    async def settle(self) -> None:
+        """Return once nothing is under way and every change is saved; the directory can be let go of then."""
+        if self._loading is not None:
+            await asyncio.wait({self._loading})
+        await self._saved()
+
+    async def _saved(self) -> None:
+        """Return once every change made so far is on disk."""
+        upto = self._changes
+        while self._changes_saved < upto:
+            if self._saving is None:
+                self._saving = self._start_save()
+            try:
+                # A caller that gives up does not stop the write: the next one must not begin before it has ended.
+                await asyncio.shield(self._saving)
+            except OSError as error:
+                raise self._not_saved(error) from error
+
+    def _start_load(self) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[None] = loop.create_future()
+        job = loop.run_in_executor(None, _open_file, self._files, self._directory, self._limit)
+        job.add_done_callback(partial(self._load_ended, answer))
+        return answer
+
+    def _load_ended(self, answer: asyncio.Future[None], job: asyncio.Future[dict[str, int]]) -> None:
+        self._loading = None
+        if job.exception() is None:
+            self._lowest = job.result()
+            self._wanted = dict(self._lowest)
+            self._loaded = True
+        _pass_on(job.exception(), answer)
+
+    def _start_save(self) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[None] = loop.create_future()
+        snapshot = dict(self._wanted)
+        self._lowest = _lower(self._lowest, snapshot)
+        job = loop.run_in_executor(None, _replace_file, self._files, self._directory, dump_cursors(snapshot))
+        job.add_done_callback(partial(self._save_ended, snapshot, self._changes, answer))
+        return answer
+
+    def _save_ended(
+        self, snapshot: dict[str, int], changes: int, answer: asyncio.Future[None], job: asyncio.Future[None]
+    ) -> None:
+        self._saving = None
+        if job.exception() is None:
+            self._lowest = snapshot
+            self._changes_saved = changes
+        _pass_on(job.exception(), answer)
+
+    def _not_saved(self, error: OSError) -> DiskFullError | CursorsNotSavedError:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            return DiskFullError(self._log_name)
+        return CursorsNotSavedError(str(self._directory / CURSORS_NAME), error.strerror or str(error))
+
+
+def _pass_on(error: BaseException | None, answer: asyncio.Future[None]) -> None:
+    """Answer for a job once its effect is recorded.
+
+    Nobody waits for the job itself: it is done a moment before its effect is recorded, and a loop that waits for the
+    effect would spin in that moment without ever letting it come.
+    """
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(error)
+        answer.exception()  # everyone who waited may have given up, which is no reason for a warning
+
+
+def _lower(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Return the cursors of both, the lower one where both have one."""
+    return {**one, **{name: min(cursor, one.get(name, cursor)) for name, cursor in other.items()}}
+
+
+def _open_file(files: Files, directory: Path, limit: int) -> dict[str, int]:
+    cursors = _read_file(files, directory / CURSORS_NAME)
+    beyond = {subscription: cursor for subscription, cursor in cursors.items() if cursor > limit}
+    if beyond:
+        # On disk too, and now: once the log has grown past such a cursor, no later open could tell that it is wrong.
+        cursors |= dict.fromkeys(beyond, limit)
+        _replace_file(files, directory, dump_cursors(cursors))
+        log.warning("cursors_cut_back", directory=str(directory), subscriptions=sorted(beyond), cursor=limit)
+    return cursors
+
+
+def _read_file(files: Files, path: Path) -> dict[str, int]:
+    try:
+        file = files.open_read(path)
+    except FileNotFoundError:
+        return {}  # no progress was ever saved: the name is synced before the first save is answered
+    except OSError as error:
+        raise CorruptCursorsError(str(path), f"it cannot be read ({error.strerror})") from error
+    try:
+        return load_cursors(file.read(0, file.size()), str(path))
+    except OSError as error:
+        raise CorruptCursorsError(str(path), f"it cannot be read ({error.strerror})") from error
+    finally:
+        file.close()
+
+
+def _replace_file(files: Files, directory: Path, data: bytes) -> None:
+    """Write, sync, rename, sync the directory: after a crash the file is the old one or the new one, whole."""
+    path = directory / CURSORS_NAME
+    draft = path.with_name(path.name + ".tmp")
+    with suppress(FileNotFoundError):  # it is there only when the write before this one failed
+        files.remove(draft)
+    file = files.create(draft)
+    try:
+        append_all(file, [data])
+        file.sync()
+    finally:
+        file.close()
+    files.rename(draft, path)
+    files.sync_directory(directory)

@@ -1,0 +1,102 @@
+"""Decide what a topic's storage promises, whatever it is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ister.core.message import StreamMessage
+    from ister.core.offsets import StartPosition
+    from ister.core.retain import SealedSegment
+
+
+class Reader(Protocol):
+    """An ordered stream of messages, each once, that goes on with what is appended later.
+
+    It waits at the end. LogClosedError ends it when the storage is closed; OffsetOutOfRangeError when what it would
+    read next was deleted.
+    """
+
+    def __aiter__(self) -> Reader:
+        """Iterate message by message."""
+        ...
+
+    async def __anext__(self) -> StreamMessage:
+        """Return the next message."""
+        ...
+
+    async def read(self) -> list[StreamMessage]:
+        """Return the next messages, at least one."""
+        ...
+
+
+class PersistentStorage(Protocol):
+    """One topic's messages and the progress of its subscriptions.
+
+    Offsets are dense. A cursor is the next offset that its subscription will consume: everything below is
+    acknowledged. Cursors never go back, and are kept only up to what survives a power loss.
+    """
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset that can be read."""
+        ...
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message gets."""
+        ...
+
+    async def append_message(self, message: StreamMessage) -> int:
+        """Store one message; returns its offset."""
+        ...
+
+    async def append_messages(self, messages: Sequence[StreamMessage]) -> range:
+        """Store many messages, all or none; returns their offsets."""
+        ...
+
+    async def create_reader(self, position: StartPosition) -> Reader:
+        """Read from a position on; OffsetOutOfRangeError when it is not held."""
+        ...
+
+    async def ack_checkpoint(self, subscription: str, cursor: int) -> int:
+        """Keep a subscription's progress; returns its cursor once that is durable.
+
+        A cursor behind the one that is kept changes nothing. The first one makes the subscription known: from then on
+        retention deletes nothing that it has not acknowledged. OffsetOutOfRangeError when the offset is not held.
+        """
+        ...
+
+    async def forget_cursor(self, subscription: str) -> None:
+        """Forget a subscription, so that it holds nothing back any more; returns once that is durable."""
+        ...
+
+    async def cursors(self) -> Mapping[str, int]:
+        """Return every subscription's cursor, as far as no crash can take it back."""
+        ...
+
+    def sealed_segments(self) -> list[SealedSegment]:
+        """Return what could be deleted, oldest first; an append time may be 0, not known."""
+        ...
+
+    async def dated_segments(self) -> list[SealedSegment]:
+        """Return the sealed segments with their append times, found out where they were not known."""
+        ...
+
+    async def seal(self, reached_bytes: int) -> None:
+        """Seal the segment that is being written if it has reached this size; does nothing where there is none."""
+        ...
+
+    async def prune(self, before: int) -> int:
+        """Delete whole segments that lie below an offset; returns the new start offset."""
+        ...
+
+    async def flush(self) -> None:
+        """Return once every message given so far is as safe as this storage can make it."""
+        ...
+
+    async def close(self) -> None:
+        """Flush, end every reader, and let go."""
+        ...

@@ -1,0 +1,53 @@
+"""What every test shares: quiet logs, counts that depend on the run, and an account of where the time went."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+
+import pytest
+import structlog
+
+LONG = os.environ.get("ISTER_TEST_LONG") == "1"
+
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+@pytest.fixture
+def count(request):
+    """Return the number of trials for this run, and have it printed at the end: count(short, long)."""
+
+    def choose(short: int, long: int) -> int:
+        return long if LONG else short
+
+    return choose
+
+
+@pytest.fixture
+def tell(record_property):
+    """Have a line about what a test has done printed at the end of the run."""
+
+    def say(fault: str, text: str) -> None:
+        record_property("told", f"{fault}: {text}")
+
+    return say
+
+
+def pytest_terminal_summary(terminalreporter):
+    seconds: dict[str, float] = defaultdict(float)
+    told = []
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if not isinstance(report, pytest.TestReport):
+                continue
+            seconds[report.nodeid.split("::", maxsplit=1)[0]] += report.duration
+            if report.when == "call":
+                told += [text for name, text in report.user_properties if name == "told"]
+    if told:
+        terminalreporter.section("what was tried")
+        for line in sorted(told):
+            terminalreporter.write_line(line)
+    terminalreporter.section("where the time went")
+    for path, spent in sorted(seconds.items(), key=lambda item: -item[1])[:12]:
+        terminalreporter.write_line(f"{spent:7.1f} s  {path}")

@@ -1,0 +1,131 @@
+"""The real file system and clock, and their simulated twins, keep the same contract."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from ister.core.errors import LockedError
+from ister.ports.clock import SystemClock
+from ister.ports.files import OsFiles
+from sim.machine import SimClock, SimFiles
+
+
+@pytest.fixture(params=["real", "simulated"])
+def place(request, tmp_path):
+    files = OsFiles() if request.param == "real" else SimFiles()
+    directory = tmp_path / "a" / "b" if request.param == "real" else Path("/a/b")
+    files.make_directory(directory)
+    return files, directory
+
+
+def test_what_is_appended_is_read_back_from_any_place(place):
+    files, directory = place
+    file = files.create(directory / "x")
+    assert file.append([b"abc"]) == 3
+    assert file.append([b"de", bytearray(b"f"), memoryview(b"gh")]) == 5
+    assert (file.size(), file.read(0, 100), file.read(2, 3), file.read(8, 10), file.read(50, 10)) == (
+        8,
+        b"abcdefgh",
+        b"cde",
+        b"",
+        b"",
+    )
+    reader = files.open_read(directory / "x")
+    file.append([b"i"])
+    assert reader.read(7, 9) == b"hi"
+    reader.close()
+    file.close()
+
+
+def test_an_append_after_a_cut_starts_at_the_cut(place):
+    files, directory = place
+    file = files.create(directory / "x")
+    file.append([b"abcdef"])
+    file.truncate(2)
+    file.append([b"Z"])
+    file.sync()
+    assert file.read(0, 10) == b"abZ"
+    file.close()
+    again = files.open(directory / "x")
+    again.append([b"!"])
+    assert again.read(0, 10) == b"abZ!"
+    again.close()
+
+
+def test_a_new_file_needs_a_free_name(place):
+    files, directory = place
+    files.create(directory / "x").close()
+    with pytest.raises(FileExistsError):
+        files.create(directory / "x")
+
+
+def test_what_is_not_there_cannot_be_opened_removed_renamed_or_listed(place):
+    files, directory = place
+    for act in (
+        lambda: files.open(directory / "x"),
+        lambda: files.open_read(directory / "x"),
+        lambda: files.remove(directory / "x"),
+        lambda: files.rename(directory / "x", directory / "y"),
+        lambda: files.names(directory / "gone"),
+        lambda: files.create(directory / "gone" / "x"),
+        lambda: files.sync_directory(directory / "gone"),
+    ):
+        with pytest.raises(FileNotFoundError):
+            act()
+
+
+def test_a_rename_replaces_and_a_removed_file_stays_readable_to_who_has_it_open(place):
+    files, directory = place
+    for name in ("x", "y"):
+        file = files.create(directory / name)
+        file.append([name.encode()])
+        file.close()
+    held = files.open_read(directory / "y")
+    files.rename(directory / "x", directory / "y")
+    assert files.names(directory) == ["y"]
+    assert (files.open_read(directory / "y").read(0, 9), held.read(0, 9)) == (b"x", b"y")
+    files.remove(directory / "y")
+    files.sync_directory(directory)
+    assert files.names(directory) == []
+    assert held.read(0, 9) == b"y"
+
+
+def test_names_are_sorted_and_a_directory_may_be_made_twice(place):
+    files, directory = place
+    for name in ("c", "a", "b"):
+        files.create(directory / name).close()
+    files.make_directory(directory)
+    assert files.names(directory) == ["a", "b", "c"]
+
+
+def test_f17_a_directory_has_one_owner_and_the_next_is_told_who(place):
+    files, directory = place
+    lock = files.lock(directory)
+    with pytest.raises(LockedError, match="owned by process"):
+        files.lock(directory)
+    lock.release()
+    files.lock(directory).release()
+
+
+def test_a_closed_file_takes_nothing(place):
+    files, directory = place
+    file = files.create(directory / "x")
+    file.close()
+    with pytest.raises(OSError, match="Bad file descriptor") as error:
+        file.append([b"x"])
+    assert error.value.errno == errno.EBADF
+
+
+@pytest.mark.parametrize("clock", [SystemClock(), SimClock()])
+def test_a_clock_tells_microseconds_since_1970(clock):
+    assert 1_700_000_000_000_000 < clock.wall_us() <= clock.wall_us()
+
+
+def test_s16_files_are_not_readable_by_others(tmp_path):
+    files = OsFiles()
+    files.make_directory(tmp_path / "d")
+    files.create(tmp_path / "d" / "x").close()
+    assert os.stat(tmp_path / "d" / "x").st_mode & 0o007 == 0  # noqa: PTH116  # the mode is what is asked
+    assert os.stat(tmp_path / "d").st_mode & 0o007 == 0  # noqa: PTH116  # the same
