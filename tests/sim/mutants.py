@@ -159,7 +159,7 @@ MUTANTS = [
         "stop = tick.start + len(waiters)",
         "stop = tick.start + sum(not w.cancelled() for w in waiters)",
     ),
-    Mutant("closes without what came during a rotation", Wal, "close", "self._tick is not None or (", "("),
+    Mutant("continues behind a marker that may be a ghost", directory, "_continue_file", "if markers:", "if False:"),
     Mutant("skips the checksum", kernels, "scan", "frame_crc(buf, at, length) != _u32(buf, at + 12)", "False"),
     Mutant("accepts a frame of another offset", kernels, "scan", "(expected >= 0 and offset != expected)", "False"),
 ]

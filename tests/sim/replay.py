@@ -1,14 +1,18 @@
 """Replay one simulated life and say what happened: make sim SEED=42."""
 
+import logging
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import structlog
+
 from sim.story import BrokenPromiseError, Story, check  # the path comes first
 
 
 def main(seed: int) -> int:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     story = Story(seed)
     print(f"seed {seed}: fault {story.fault}, {story.config}")
     crashes = story.live()

@@ -69,7 +69,7 @@ class Story:
         self.wal: Wal | None = None
         self.count = 0
         self.power_crashes = 1
-        self.fault = self.rng.choice(("none", "none", "short", "full", "sync", "clock"))
+        self.fault = self.rng.choice(("none", "none", "short", "full", "sync", "clock", "closing"))
         self.fault_at = self.rng.randint(1, 40)
         self.acts = 0
 
@@ -265,6 +265,15 @@ class Story:
             self.disk.capacity = sum(len(inode.data) for inode in self.disk.names_now.values()) + self.rng.randint(
                 0, 900
             )
+        if (
+            self.fault == "closing"
+            and op == "sync"
+            and self.wal is not None
+            and self.wal._closing
+            and self.wal._synced == self.wal._next
+        ):
+            self.fault = "none"
+            raise OSError(errno.EIO, "Input/output error")
         if self.fault == "sync" and op == "sync":
             self.fault = "none"
             raise OSError(errno.EIO, "Input/output error")

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ister.core.errors import BusyError, DiskFullError, IsterError, MissingFileError, PoisonedError, SyncFailedError
+from ister.core.errors import (
+    BusyError,
+    DiskFullError,
+    IsterError,
+    MissingFileError,
+    PoisonedError,
+    SyncFailedError,
+    UnknownOutcomeError,
+    WriteFailedError,
+)
 from ister.core.message import MsgID, StreamMessage
 from ister.core.offsets import StartPosition
 from ister.wal import Wal, WalConfig
@@ -111,7 +120,7 @@ def test_f9_nothing_is_appended_after_a_partial_frame(kind, tell):
                     acked[await wal.append(message(number))] = message(number).payload
                 except BusyError:
                     continue
-                except SyncFailedError:
+                except UnknownOutcomeError:
                     break
             await wal.close()
 
@@ -139,7 +148,7 @@ def test_a_cut_back_that_fails_poisons():
                 raise OSError(errno.EIO, "Input/output error")
 
         files.on_step = fail
-        with pytest.raises(PoisonedError, match="cutting"):
+        with pytest.raises(WriteFailedError, match="cutting"):
             await wal.append(message(1))
         with pytest.raises(PoisonedError):
             await wal.append(message(2))
@@ -328,3 +337,126 @@ def test_f37_cancelling_at_every_await_leaves_no_hole_and_no_lost_waiter(tell):
         assert n > 10
         total += n - 1
     tell("F37", f"cancelled at each of {total} awaits")
+
+
+def test_f8_a_closing_marker_that_never_reached_the_disk_does_not_stand_before_new_messages():
+    for seed in range(60):
+
+        async def main(seed=seed):
+            files = SimFiles()
+            wal = await Wal.with_config(CONFIG, files=files, clock=SimClock())
+            await wal.append(message(0))
+
+            def fail(op, path):
+                if op == "sync":
+                    raise OSError(errno.EIO, "Input/output error")
+
+            files.on_step = fail
+            with pytest.raises(SyncFailedError, match="closing"):
+                await wal.close()
+            files.on_step = lambda op, path: None
+            again = await Wal.with_config(CONFIG, files=files.killed(), clock=SimClock())
+            await again.append(message(1))
+            return again.files.unpowered(random.Random(seed))
+
+        assert run(everything(run(main()))) == [message(0).payload, message(1).payload]
+
+
+def test_d4_a_periodic_sync_that_finds_the_disk_busy_is_made_up_for():
+    config = WalConfig(dir=DIRECTORY, sync_mode="periodic", fsync_interval_ms=10)
+
+    async def main(seed):
+        files = SimFiles()
+        wal = await Wal.with_config(config, files=files, clock=SimClock())
+        for n in range(20):
+            await wal.append(message(n))
+            await asyncio.sleep(random.Random(f"{seed}{n}").choice((0.001, 0.009, 0.0101, 0.012)))
+        stop = wal.next_offset
+        await asyncio.sleep(0.1)
+        assert wal.synced_offset == stop
+        await wal.close()
+
+    for seed in range(50):
+        run(main(seed), seed)
+
+
+def test_f9_a_batch_that_was_written_in_part_and_not_cut_is_unknown_not_refused():
+    config = WalConfig(dir=DIRECTORY, sync_mode="none", max_batch_bytes=1024)
+
+    async def main():
+        files, appends = SimFiles(), []
+        wal = await Wal.with_config(config, files=files, clock=SimClock())
+
+        def fail(op, path):
+            if op == "append":
+                appends.append(path)
+                if len(appends) == 2:
+                    raise OSError(errno.EIO, "Input/output error")
+
+        files.on_step = fail
+        with pytest.raises(WriteFailedError):
+            await asyncio.gather(wal.append(message(0)), wal.append_batch([message(n, 200_000) for n in range(12)]))
+        with pytest.raises(PoisonedError):
+            await wal.append(message(1))
+        await wal.close()
+
+    run(main())
+
+
+def test_closing_twice_at_once_and_during_a_prune_lets_go_once_and_last():
+    async def main():
+        files = SimFiles()
+        wal = await Wal.with_config(CONFIG, files=files, clock=SimClock())
+        for n in range(100):
+            await wal.append(message(n))
+        assert len(wal.segments()) > 3
+        removed_unlocked = []
+        files.on_step = lambda op, path: removed_unlocked.append(path) if op == "remove" and not files.locked else None
+        pruning = asyncio.create_task(wal.prune(90))
+        await asyncio.sleep(0)
+        await asyncio.gather(wal.close(), wal.close())
+        await wal.close()
+        await pruning
+        assert not files.locked
+        assert [path for path in removed_unlocked if path.suffix == ".log"] == []
+
+    run(main())
+
+
+def test_a_checkpoint_that_cannot_be_read_is_ignored():
+    async def make():
+        files = SimFiles()
+        wal = await Wal.with_config(CONFIG, files=files, clock=SimClock())
+        for n in range(100):
+            await wal.append(message(n))
+        await wal.close()
+        return files
+
+    files = run(make()).killed()
+    files.unreadable = {DIRECTORY / "checkpoint.json"}
+    assert len(run(everything(files))) == 100
+
+
+def test_f10_a_message_that_was_cut_off_does_not_come_back_after_kill_nine_and_power_loss():
+    async def main():
+        files, cut = SimFiles(), []
+        config = WalConfig(dir=DIRECTORY, topic="/default/topic", sync_mode="none")
+        wal = await Wal.with_config(config, files=files, clock=SimClock())
+        await wal.append(message(0))
+        await wal.sync()
+
+        def fail(op, path):
+            if op == "append":
+                raise ShortWriteError(500)
+            if op == "sync":
+                cut.append(files.killed())
+
+        files.on_step = fail
+        with pytest.raises(DiskFullError):
+            await wal.append_batch([message(n) for n in range(1, 9)])
+        again = await Wal.with_config(config, files=cut[0], clock=SimClock())
+        assert again.next_offset == 1
+        for seed in range(200):
+            assert len(await everything(cut[0].unpowered(random.Random(seed)), config)) == 1, seed
+
+    run(main())

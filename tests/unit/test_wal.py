@@ -67,13 +67,13 @@ def test_the_defaults_are_the_specified_ones():
     ],
 )
 def test_the_higher_of_level_and_sync_mode_wins(mode, level, expected):
-    assert WalConfig(sync_mode=mode, level=level).ack_level is expected
+    assert WalConfig(dir="d", sync_mode=mode, level=level).ack_level is expected
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("sync_mode", "sometimes"), ("file_name", "a/b.log"), ("file_name", "log"), ("file_name", ".log"), ("cache_capacity", 0),
-     ("fsync_interval_ms", 0), ("max_batch_bytes", 1), ("max_bytes", 1.5), ("max_hours", 0)],
+     ("fsync_interval_ms", 0), ("max_batch_bytes", 1), ("max_bytes", 1.5), ("max_hours", 0), ("level", AckLevel.FSYNC)],
 )  # fmt: skip
 def test_a_setting_out_of_bounds_is_refused_by_name(setting, value):
     with pytest.raises(InvalidConfigError) as refused:

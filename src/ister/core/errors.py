@@ -160,6 +160,18 @@ class UnknownFormatError(CorruptError):
 # --- UnknownOutcomeError ----------------------------------------------------------------------------------------------
 
 
+class WriteFailedError(UnknownOutcomeError):
+    """A write failed in a way that leaves the end of the file unknown."""
+
+    def __init__(self, log: str, cause: str) -> None:
+        self.log = log
+        self.cause = cause
+        super().__init__(
+            f"log {log} could not be written ({cause}): these messages are not acknowledged and may or may not be there "
+            "after the log is opened again"
+        )
+
+
 class SyncFailedError(UnknownOutcomeError):
     """The disk refused to sync; the message is written but may not survive."""
 

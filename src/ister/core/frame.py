@@ -155,18 +155,18 @@ def encode_batch(messages: Sequence[StreamMessage], offset: int, append_time_us:
             routing_key,
             _,
         ) = message
-        payload_bytes = len(payload)
         if (
-            attributes
+            type(payload) is not bytes
+            or attributes
             or schema_id is not None
             or schema_version is not None
             or routing_key is not None
-            or type(payload) is not bytes
-            or payload_bytes > 1_000_000
+            or len(payload) > 1_000_000
         ):
             pieces += encode_unsealed(message, offset, append_time_us)
             offset += 1
             continue
+        payload_bytes = len(payload)
         try:
             if producer_name is not last_name or broker_addr is not last_addr:
                 name, addr = producer_name.encode(), broker_addr.encode()

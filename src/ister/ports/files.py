@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ister.core.errors import LockedError
@@ -195,6 +196,7 @@ class OsFiles:
             if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
                 raise
             raise LockedError(str(directory), f"process {holder}" if holder else "another process") from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk keeps the name from the next one's error message, and no more
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return _OsLock(fd)

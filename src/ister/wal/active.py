@@ -156,10 +156,14 @@ class ActiveFiles:
         for gone, segment in enumerate(doomed):
             try:
                 self.files.remove(segment.path)
-                self.files.sync_directory(self._directory)
             except OSError as error:
                 log.warning("file_not_removed", file=segment.path.name, cause=error.strerror)
                 return gone
+            try:
+                self.files.sync_directory(self._directory)
+            except OSError as error:
+                # The file is gone for us. If power loss brings its name back, it is an older file again, in its place.
+                log.warning("removal_not_synced", file=segment.path.name, cause=error.strerror)
         return len(doomed)
 
     def close(self) -> None:

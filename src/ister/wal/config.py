@@ -66,6 +66,8 @@ class WalConfig:
             value = getattr(self, setting)
             if not isinstance(value, int) or value < least:
                 raise InvalidConfigError(setting, f"{value!r} must be a whole number of at least {least}")
+        if self.dir is None and self.level is AckLevel.FSYNC:
+            raise InvalidConfigError("level", "a log in memory cannot be synced; give it a dir, or level WAL")
         if self.max_hours is not None and not self.max_hours > 0:
             raise InvalidConfigError("max_hours", f"{self.max_hours!r} must be more than 0")
 

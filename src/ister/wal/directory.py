@@ -177,12 +177,15 @@ def read_checkpoint(files: Files, directory: Path) -> dict[int, SealedFile]:
     """Return what the checkpoint says of sealed files; empty when it cannot be had."""
     try:
         file = files.open_read(directory / CHECKPOINT_NAME)
+        try:
+            return load_checkpoint(file.read(0, file.size()))
+        finally:
+            file.close()
     except FileNotFoundError:
         return {}
-    try:
-        return load_checkpoint(file.read(0, file.size()))
-    finally:
-        file.close()
+    except OSError as error:
+        log.warning("checkpoint_not_read", directory=str(directory), cause=error.strerror)
+        return {}
 
 
 def _open_locked(files: Files, directory: Path, names: FileNames, nonce: int, lock: Lock) -> OpenedLog:
@@ -213,13 +216,38 @@ def _open_locked(files: Files, directory: Path, names: FileNames, nonce: int, lo
     if found.verdict is Verdict.CLEAN and found.next_offset == found.synced_offset:
         active_nonce = nonce if found.nonce is None else found.nonce
         return OpenedLog(
-            lock, segments, files.open(last.path), found.size, active_nonce, found.next_offset, append_time_us
+            lock,
+            segments,
+            _continue_file(files, last, found),
+            found.size,
+            active_nonce,
+            found.next_offset,
+            append_time_us,
         )
     segment, file, size = _rescue(files, directory, names, last, found, nonce)
     log.info("log_rescued", directory=str(directory), verdict=found.verdict.value, file=last.path.name, byte=found.end,
              reason=found.reason, start=segment.first, stop=found.next_offset)  # fmt: skip
     last.index = [place for place in last.index if place[0] < segment.first or place[1] == 0]
     return OpenedLog(lock, [*segments, segment], file, size, nonce, found.next_offset, append_time_us)
+
+
+def _continue_file(files: Files, last: Segment, found: Recovery) -> File:
+    """Open a file to go on with: its unattested markers written again, and its end made durable.
+
+    The markers may be pages that a failed sync has left clean and unwritten; in front of new messages they must be
+    real. And a process that was killed after it had cut a refused message off may have died before that was synced.
+    """
+    file = files.open(last.path)
+    try:
+        markers = file.read(found.synced_pos, found.size - found.synced_pos)
+        if markers:
+            file.truncate(found.synced_pos)
+            append_all(file, [markers])
+        file.sync()
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _rescue(
@@ -238,7 +266,7 @@ def _rescue(
         source = files.open_read(last.path)
         try:
             append_all(file, [encode_marker(Marker(nonce, 0, segment.first, 0), segment.first)])
-            _copy_frames(source, file, found.synced_pos, found.end, segment)
+            _copy_frames(source, last, file, found.synced_pos, found.end, segment)
         finally:
             source.close()
         file.sync()
@@ -253,7 +281,7 @@ def _rescue(
     return segment, file, size + len(marker)
 
 
-def _copy_frames(source: File, target: File, at: int, stop: int, segment: Segment) -> None:
+def _copy_frames(source: File, last: Segment, target: File, at: int, stop: int, segment: Segment) -> None:
     offset = segment.first
     want = READ_BYTES
     while at < stop:
@@ -261,9 +289,7 @@ def _copy_frames(source: File, target: File, at: int, stop: int, segment: Segmen
         scan = scan_run(data, first_offset=offset)
         if not scan.end:
             if len(data) < want:
-                raise CorruptLogError(
-                    str(segment.path), at, offset, "the last marker names another place for this offset"
-                )
+                raise CorruptLogError(str(last.path), at, offset, "the last marker names another place for this offset")
             want *= 2
             continue
         segment.note(offset, target.size())

@@ -24,6 +24,7 @@ from ister.core.errors import (
     OffsetOutOfRangeError,
     PoisonedError,
     SyncFailedError,
+    WriteFailedError,
 )
 from ister.core.frame import FRAME_BYTES_MAX, encode_batch, encode_unsealed
 from ister.core.warm import warm
@@ -89,9 +90,11 @@ class Wal:
         self._news: set[asyncio.Future[None]] = set()
         self._job = ""
         self._job_waiters: list[asyncio.Future[None]] = []
-        self._rotate_wanted = False
+        self._rotate_wanted = self._sync_wanted = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._closing = self._closed = False
+        self._close_job: asyncio.Task[None] | None = None
+        self._prune_jobs: set[asyncio.Task[None]] = set()
         self._poison = ""
 
     @classmethod
@@ -208,7 +211,8 @@ class Wal:
             chunks: list[Chunk] = []
             at = 0
             while at < len(messages):
-                step = max(1, min(4096, CHUNK_BYTES // (len(messages[at].payload) + 128)))
+                first = messages[at].payload
+                step = max(1, min(4096, CHUNK_BYTES // (128 + (len(first) if isinstance(first, bytes) else 0))))
                 part = messages[at : at + step]
                 chunks.append(
                     _sealed(encode_batch(part, start + at, append_time_us), start + at, start + at + len(part))
@@ -266,8 +270,10 @@ class Wal:
             count += 1
         doomed, disk.segments[:] = disk.segments[:count], disk.segments[count:]
         if doomed:
-            removing = asyncio.ensure_future(self._remove(disk, doomed))
-            await asyncio.shield(removing)
+            job = asyncio.create_task(self._remove(disk, doomed))
+            self._prune_jobs.add(job)
+            job.add_done_callback(self._prune_jobs.discard)
+            await asyncio.shield(job)
         return self.start_offset
 
     async def _remove(self, disk: ActiveFiles, doomed: list[Segment]) -> None:
@@ -276,9 +282,15 @@ class Wal:
         log.info("log_pruned", log=self.config.name, files=gone, start=self.start_offset)
 
     async def close(self) -> None:
-        """Sync everything, let go of the directory, and end every reader; a poisoned log is only let go of."""
-        if self._closed:
-            return
+        """Sync everything, let go of the directory, and end every reader; a poisoned log is only let go of.
+
+        It goes on when its caller is cancelled; whoever calls again waits for the same end.
+        """
+        if self._close_job is None:
+            self._close_job = asyncio.create_task(self._close())
+        await asyncio.shield(self._close_job)
+
+    async def _close(self) -> None:
         self._closing = True
         failure: IsterError | None = None
         try:
@@ -291,6 +303,7 @@ class Wal:
             failure = error
         while self._job:
             await self._wait_job()
+        await asyncio.gather(*self._prune_jobs)
         for timer in self._timers.values():
             timer.cancel()
         self._closed = True
@@ -411,7 +424,7 @@ class Wal:
                 disk.write(chunks, append_time_us, self.config.name)
             except BrokenFileError as error:
                 self._poisoned(str(error))
-                raise PoisonedError(self.config.name, self._poison) from error
+                raise WriteFailedError(self.config.name, self._poison) from error
         for chunk in chunks:
             self._cache.add(chunk)
         self._next = chunks[-1].stop
@@ -442,8 +455,8 @@ class Wal:
     # --- inside: one job at a time for the disk -----------------------------------------------------------------------
 
     def _sync_now(self) -> None:
-        if self._next > self._synced:
-            self._start_sync()
+        self._sync_wanted = self._next > self._synced
+        self._next_job()
 
     def _rotate_now(self) -> None:
         self._rotate_wanted = True
@@ -474,7 +487,7 @@ class Wal:
         """Start what the disk should do next, if it is doing nothing."""
         if self._rotate_wanted:
             self._start_rotation()
-        if self._refused or any(offset > self._synced for offset, _ in self._sync_waiters):
+        if self._refused or self._sync_wanted or any(offset > self._synced for offset, _ in self._sync_waiters):
             self._start_sync()
 
     def _start_sync(self) -> None:
@@ -482,6 +495,7 @@ class Wal:
         if self._job or self._poison or self._closed or disk is None:
             return
         self._job = "sync"
+        self._sync_wanted = False
         target = (self._next, disk.pos)
         refused, self._refused = self._refused, []
         job = self._loop.run_in_executor(None, disk.sync)
@@ -501,7 +515,7 @@ class Wal:
             for waiters, refusal in refused:
                 _fail(waiters, refusal)
             self._synced_up_to(offset)
-            if offset > disk.attested:
+            if offset > disk.attested and not self._poison:
                 self._attest(disk.mark, self._next, offset, pos)
         self._job_ended()
 
