@@ -261,6 +261,9 @@ class SimFiles:
         self.locked.add(directory)
         return SimLock(self, directory)
 
+    def worker(self) -> SimWorker:
+        return SimWorker()
+
     def room(self) -> int:
         """How many bytes are left."""
         assert self.capacity is not None
@@ -279,6 +282,37 @@ class SimFiles:
         if path in self.unreadable:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return self.names_now[path]
+
+
+class SimWorker:
+    """A thread that the simulated loop runs; it does one thing after the other, like the real one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._jobs = []
+        self._busy = self._closed = False
+
+    def run(self, work, then):
+        self._jobs.append((work, then))
+        if not self._busy:
+            self._start()
+
+    def close(self):
+        self._closed = True
+
+    def _start(self):
+        self._busy = True
+        work, then = self._jobs.pop(0)
+
+        def answer(job):
+            self._busy = False
+            error = job.exception()
+            if not self._closed:
+                then(None if error else job.result(), error)
+            if self._jobs and not self._busy:
+                self._start()
+
+        self._loop.run_in_executor(None, work).add_done_callback(answer)
 
 
 class SimLock:

@@ -18,6 +18,7 @@ from ister.core.recover import Scanner
 from ister.wal import directory
 from ister.wal.active import ActiveFiles
 from ister.wal.log import Wal
+from ister.wal.pending import Tick
 from ister.wal.reader import WalReader
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ MUTANTS = [
         "self._synced_up_to(self._next)",
     ),
     Mutant(
-        "retries a failed sync", Wal, "_sync_done", "error = job.exception()", "error = job.exception() and disk.sync()"
+        "retries a failed sync", Wal, "_sync_done", "if error is not None:", "if error is not None and disk.sync():"
     ),
     Mutant("rotates without syncing the old file", ActiveFiles, "make_next", "self._file.sync()", "pass"),
     Mutant(
@@ -113,8 +114,8 @@ MUTANTS = [
         "writes the marker before the sync",
         Wal,
         "_start_sync",
-        "job = self",
-        "disk.mark(self._next, *target, self.config.name); job = self",
+        "disk.worker",
+        "disk.mark(self._next, *target, self.config.name); disk.worker",
     ),
     Mutant(
         "forgets messages behind a pruned file",
@@ -154,10 +155,10 @@ MUTANTS = [
     ),
     Mutant(
         "gives a cancelled append's offset away again",
-        Wal,
-        "_flush",
-        "stop = tick.start + len(waiters)",
-        "stop = tick.start + sum(not w.cancelled() for w in waiters)",
+        Tick,
+        "stop",
+        "len(self.waiters)",
+        "sum(not w.cancelled() for w in self.waiters)",
     ),
     Mutant("continues behind a marker that may be a ghost", directory, "_continue_file", "if markers:", "if False:"),
     Mutant("skips the checksum", kernels, "scan", "frame_crc(buf, at, length) != _u32(buf, at + 12)", "False"),

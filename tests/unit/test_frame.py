@@ -20,7 +20,7 @@ from ister.core.frame import (
     encode_message,
 )
 from ister.core.message import MsgID, StreamMessage
-from ister.wal.log import _sealed
+from ister.wal.pending import sealed_chunk
 
 HOSTILE = 100_000 if LONG else 1_000
 U64 = st.integers(0, 2**64 - 1)
@@ -56,7 +56,7 @@ def test_every_way_to_encode_writes_the_same_bytes_and_every_way_to_decode_gives
     messages, first, time
 ):
     frames = frames_of(messages, first, time)
-    assert bytes(_sealed(encode_batch(messages, first, time), first, first + len(messages)).frames) == frames
+    assert bytes(sealed_chunk(encode_batch(messages, first, time), first, first + len(messages)).frames) == frames
     sent = stamped(messages, first, time)
     assert decode_messages(frames, first_offset=first, topic_name="/default/t") == sent
     decoder = FrameDecoder("frames", first_offset=first, topic_name="/default/t")

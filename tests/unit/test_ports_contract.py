@@ -1,7 +1,10 @@
 """The real file system and clock, and their simulated twins, keep the same contract."""
 
+import asyncio
 import errno
 import os
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 from ister.core.errors import LockedError
 from ister.ports.clock import SystemClock
 from ister.ports.files import OsFiles
-from sim.machine import SimClock, SimFiles
+from sim.machine import SimClock, SimFiles, run
 
 
 @pytest.fixture(params=["real", "simulated"])
@@ -129,3 +132,55 @@ def test_s16_files_are_not_readable_by_others(tmp_path):
     files.create(tmp_path / "d" / "x").close()
     assert os.stat(tmp_path / "d" / "x").st_mode & 0o007 == 0  # noqa: PTH116  # the mode is what is asked
     assert os.stat(tmp_path / "d").st_mode & 0o007 == 0  # noqa: PTH116  # the same
+
+
+@pytest.mark.parametrize("kind", ["real", "simulated"])
+def test_a_worker_does_one_thing_after_the_other_and_hands_back_results_and_errors(kind):
+    async def main():
+        worker = (OsFiles() if kind == "real" else SimFiles()).worker()
+        done = []
+
+        def work(n):
+            done.append(n)
+            if n == 2:
+                raise OSError(errno.EIO, "Input/output error")
+            return n * 10
+
+        answers = []
+        ended = asyncio.get_running_loop().create_future()
+
+        def then(result, error):
+            answers.append(result if error is None else type(error))
+            if len(answers) == 5:
+                ended.set_result(None)
+
+        for n in range(5):
+            worker.run(partial(work, n), then)
+        await ended
+        assert answers == [0, 10, OSError, 30, 40]
+        assert done == [0, 1, 2, 3, 4]
+        worker.close()
+
+    asyncio.run(main()) if kind == "real" else run(main())
+
+
+def test_a_closed_worker_leaves_no_descriptor_and_no_thread():
+    def ours():
+        return [thread for thread in threading.enumerate() if thread.name == "ister-disk"]
+
+    async def main():
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(20):
+            worker = OsFiles().worker()
+            ended = asyncio.get_running_loop().create_future()
+            worker.run(list, lambda result, error, ended=ended: ended.set_result(result))
+            assert await ended == []
+            worker.run(list, lambda result, error: pytest.fail("called back after close"))
+            worker.close()
+        while ours():
+            ours()[0].join(20)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+    threads = ours()
+    assert threads == []
+    asyncio.run(main())

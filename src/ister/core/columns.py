@@ -179,7 +179,7 @@ def _messages(data: Frames, scan: Scan, topic_name: str) -> list[StreamMessage]:
     rows = scan.rows
     if not rows:
         return []
-    raw = bytes(data) if isinstance(data, memoryview) else data
+    raw = bytes(data)
     wide = np.empty((4, rows), np.uint64)
     places = np.empty((3, rows), np.int64)
     runs = np.empty(rows, np.int64)
@@ -188,7 +188,7 @@ def _messages(data: Frames, scan: Scan, topic_name: str) -> list[StreamMessage]:
     times = wide[0].view(np.int64).tolist()
     published, producers, requests = wide[1].tolist(), wide[2].tolist(), wide[3].tolist()
     names, addrs = _run_names(raw, np.abs(places[0]), runs, run_count)
-    payloads = [bytes(raw[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+    payloads = map(raw.__getitem__, map(slice, starts, stops))
     offsets = range(scan.next_offset - rows, scan.next_offset)
     make = tuple.__new__
     ids = map(make, repeat(MsgID), zip(producers, repeat(topic_name), addrs, offsets))  # repeat has no end
@@ -312,9 +312,7 @@ def _text(rows: int, text: tuple[np.ndarray, np.ndarray], present: np.ndarray | 
     return pa.Array.from_buffers(pa.string(), rows, [_validity(present), pa.py_buffer(text[0]), pa.py_buffer(text[1])])
 
 
-def _run_names(
-    raw: bytes | bytearray, bodies: np.ndarray, runs: np.ndarray, count: int
-) -> tuple[Iterator[str], Iterator[str]]:
+def _run_names(raw: bytes, bodies: np.ndarray, runs: np.ndarray, count: int) -> tuple[Iterator[str], Iterator[str]]:
     """Decode each run's producer name and broker address once, and repeat them for its rows."""
     firsts = np.searchsorted(runs, np.arange(count)).tolist()
     names: list[str] = []

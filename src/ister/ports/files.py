@@ -13,12 +13,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ister.core.errors import LockedError
+from ister.ports.worker import ThreadWorker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from ister.core.columns import Frames
+    from ister.ports.worker import Worker
 
 LOCK_NAME = "LOCK"
 
@@ -96,6 +98,10 @@ class Files(Protocol):
 
     def lock(self, directory: Path) -> Lock:
         """Own a directory; LockedError names the owner when there is one."""
+        ...
+
+    def worker(self) -> Worker:
+        """Return a thread that waits for this disk."""
         ...
 
 
@@ -200,3 +206,7 @@ class OsFiles:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return _OsLock(fd)
+
+    def worker(self) -> Worker:
+        """Return a thread that waits for this disk."""
+        return ThreadWorker("ister-disk")

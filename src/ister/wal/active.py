@@ -51,6 +51,7 @@ class ActiveFiles:
         self._file: File = opened.active
         self._nonce = opened.nonce
         self._write_bytes_max = write_bytes_max
+        self.worker = files.worker()
 
     @property
     def active(self) -> Segment:

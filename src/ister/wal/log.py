@@ -11,14 +11,10 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import structlog
 
-from ister.core import kernels
-from ister.core.columns import Chunk, encode_columns
 from ister.core.errors import (
     DiskFullError,
-    InvalidMessageError,
     IsterError,
     LogClosedError,
     OffsetOutOfRangeError,
@@ -26,7 +22,6 @@ from ister.core.errors import (
     SyncFailedError,
     WriteFailedError,
 )
-from ister.core.frame import FRAME_BYTES_MAX, encode_batch, encode_unsealed
 from ister.core.warm import warm
 from ister.ports.clock import SystemClock
 from ister.ports.files import OsFiles
@@ -34,6 +29,7 @@ from ister.wal.active import ActiveFiles, BrokenFileError, NoRoomToRotateError, 
 from ister.wal.cache import FrameCache
 from ister.wal.config import AckLevel, SyncMode, WalConfig
 from ister.wal.directory import FileNames, OpenedLog, Segment, open_directory
+from ister.wal.pending import CHUNK_BYTES, Tick, arrow_chunks, fail, message_chunks
 from ister.wal.reader import WalReader
 
 if TYPE_CHECKING:
@@ -41,32 +37,16 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from ister.core.columns import Chunk
     from ister.core.message import StreamMessage
     from ister.core.offsets import StartPosition
     from ister.ports.clock import Clock
     from ister.ports.files import File, Files
+    from ister.wal.pending import Waiter
 
-    Waiter = asyncio.Future[int]
     Refusals = list[tuple[Sequence[Waiter], IsterError]]
 
 log = structlog.get_logger()
-
-CHUNK_BYTES = 1024 * 1024
-BATCH_BYTES_MAX = FRAME_BYTES_MAX
-"""A batch is stored whole or not at all, so it is as bounded as a single message."""
-
-
-class _Tick:
-    """The messages of one loop iteration: encoded, waiting for their one write."""
-
-    __slots__ = ("append_time_us", "pieces", "size", "start", "waiters")
-
-    def __init__(self, start: int, append_time_us: int) -> None:
-        self.start = start
-        self.append_time_us = append_time_us
-        self.pieces: list[bytes] = []
-        self.size = 0
-        self.waiters: list[Waiter] = []
 
 
 class Wal:
@@ -83,7 +63,7 @@ class Wal:
         self._waits_for_sync = disk is not None and config.ack_level >= AckLevel.FSYNC
         self._flush_bytes = min(config.max_batch_bytes, CHUNK_BYTES)
         self._cache = FrameCache(config.cache_capacity, self._next)
-        self._tick: _Tick | None = None
+        self._tick: Tick | None = None
         self._sync_waiters: list[tuple[int, Waiter]] = []
         self._rotate_waiters: list[Waiter] = []
         self._refused: Refusals = []
@@ -192,44 +172,24 @@ class Wal:
             await self._admit()
         tick = self._tick
         if tick is None:
-            tick = self._tick = _Tick(self._next, self._stamp())
+            tick = self._tick = Tick(self._next, self._stamp())
             self._loop.call_soon(self._flush)
-        waiters = tick.waiters
-        head, payload = encode_unsealed(message, tick.start + len(waiters), tick.append_time_us)
-        tick.pieces += (head, payload)
-        tick.size += len(head) + len(payload)
         waiter: Waiter = self._loop.create_future()
-        waiters.append(waiter)
+        tick.add(message, waiter)
         if tick.size >= self._flush_bytes:
             self._flush()
         return await waiter
 
     async def append_batch(self, messages: Sequence[StreamMessage]) -> range:
         """Store many messages in one write, all or none; returns their offsets."""
-
-        def encode(start: int, append_time_us: int) -> list[Chunk]:
-            chunks: list[Chunk] = []
-            at = 0
-            while at < len(messages):
-                first = messages[at].payload
-                step = max(1, min(4096, CHUNK_BYTES // (128 + (len(first) if isinstance(first, bytes) else 0))))
-                part = messages[at : at + step]
-                chunks.append(
-                    _sealed(encode_batch(part, start + at, append_time_us), start + at, start + at + len(part))
-                )
-                at += len(part)
-            return chunks
-
-        return await self._append_chunks(encode)
+        return await self._append_chunks(partial(message_chunks, messages))
 
     async def append_arrow(self, batch: pa.RecordBatch) -> range:
         """Store a record batch in one write, all or none; returns the rows' offsets.
 
         Columns are those of `ister.core.columns.SCHEMA`; only `payload` is required.
         """
-        return await self._append_chunks(
-            lambda start, time: list(encode_columns(batch, start, time, bytes_max=CHUNK_BYTES))
-        )
+        return await self._append_chunks(partial(arrow_chunks, batch))
 
     async def flush(self) -> None:
         """Return once every message given so far is written to the kernel."""
@@ -314,6 +274,7 @@ class Wal:
                 await asyncio.shield(self._loop.run_in_executor(None, let_go))
             except OSError as error:
                 failure = failure or SyncFailedError(self.config.name, f"closing it failed: {_said(error)}")
+            self._disk.worker.close()
         if failure is not None:
             raise failure
 
@@ -375,8 +336,6 @@ class Wal:
             self._refuse()
         start, append_time_us = self._next, self._stamp()
         chunks = encode(start, append_time_us)
-        if sum(len(chunk.frames) for chunk in chunks) > BATCH_BYTES_MAX:
-            raise InvalidMessageError("batch", f"is larger than {BATCH_BYTES_MAX} bytes encoded; split it")
         if not chunks:
             return range(start, start)
         stop = chunks[-1].stop
@@ -399,17 +358,16 @@ class Wal:
         waiters = tick.waiters
         if not waiters:
             return
-        stop = tick.start + len(waiters)
         try:
             self._refuse_poisoned()
-            self._write([_sealed(tick.pieces, tick.start, stop)], tick.append_time_us)
+            self._write([tick.chunk()], tick.append_time_us)
         except DiskFullError as error:
             self._refuse_durably(waiters, error)
         except IsterError as error:
-            _fail(waiters, error)
+            fail(waiters, error)
         else:
             if self._waits_for_sync:
-                self._sync_waiters += zip(range(tick.start + 1, stop + 1), waiters, strict=True)
+                self._sync_waiters += zip(range(tick.start + 1, tick.stop + 1), waiters, strict=True)
                 self._next_job()
             else:
                 for offset, waiter in enumerate(waiters, tick.start):
@@ -498,13 +456,11 @@ class Wal:
         self._sync_wanted = False
         target = (self._next, disk.pos)
         refused, self._refused = self._refused, []
-        job = self._loop.run_in_executor(None, disk.sync)
-        job.add_done_callback(partial(self._sync_done, disk, target, refused))
+        disk.worker.run(disk.sync, partial(self._sync_done, disk, target, refused))
 
     def _sync_done(
-        self, disk: ActiveFiles, target: tuple[int, int], refused: Refusals, job: asyncio.Future[None]
+        self, disk: ActiveFiles, target: tuple[int, int], refused: Refusals, _: None, error: BaseException | None
     ) -> None:
-        error = job.exception()
         if error is not None:
             # Not retried: after a failed sync Linux marks the pages clean, so a second call succeeds for data that
             # never reached the disk (docs/faults.md, F8).
@@ -513,7 +469,7 @@ class Wal:
         else:
             offset, pos = target
             for waiters, refusal in refused:
-                _fail(waiters, refusal)
+                fail(waiters, refusal)
             self._synced_up_to(offset)
             if offset > disk.attested and not self._poison:
                 self._attest(disk.mark, self._next, offset, pos)
@@ -543,25 +499,24 @@ class Wal:
             return
         self._job = "rotate"
         segment = disk.following(self._next)
-        job = self._loop.run_in_executor(None, disk.make_next, segment.path, sealed_files(disk.segments, self._next))
-        job.add_done_callback(partial(self._rotation_done, disk, segment))
+        make_next = partial(disk.make_next, segment.path, sealed_files(disk.segments, self._next))
+        disk.worker.run(make_next, partial(self._rotation_done, disk, segment))
 
-    def _rotation_done(self, disk: ActiveFiles, segment: Segment, job: asyncio.Future[File]) -> None:
-        error = job.exception()
+    def _rotation_done(self, disk: ActiveFiles, segment: Segment, file: File, error: BaseException | None) -> None:
         if isinstance(error, NoRoomToRotateError):
             # The old file is synced and goes on; the next append tries again.
             self._synced_up_to(segment.first)
             full = DiskFullError(self.config.name)
-            _fail(self._rotate_waiters, full)
+            fail(self._rotate_waiters, full)
             self._rotate_waiters = []
             if self._tick is not None:
-                _fail(self._tick.waiters, full)
+                fail(self._tick.waiters, full)
                 self._tick = None
         elif error is not None:
             self._poisoned(f"rotating {disk.active.path.name} failed: {_said(error)}")
         else:
             sealed = disk.active
-            disk.switch(segment, job.result(), self._clock.wall_us())
+            disk.switch(segment, file, self._clock.wall_us())
             log.info("file_sealed", log=self.config.name, file=sealed.path.name, start=sealed.first, stop=segment.first)
             self._synced_up_to(segment.first)
             self._attest(disk.begin, self._next)
@@ -588,20 +543,14 @@ class Wal:
         self._poison = cause
         log.error("log_poisoned", log=self.config.name, cause=cause)
         unknown = SyncFailedError(self.config.name, cause)
-        _fail([waiter for _, waiter in self._sync_waiters], unknown)
-        _fail(self._rotate_waiters, unknown)
+        fail([waiter for _, waiter in self._sync_waiters], unknown)
+        fail(self._rotate_waiters, unknown)
         for waiters, _ in self._refused:
-            _fail(waiters, unknown)
+            fail(waiters, unknown)
         self._sync_waiters, self._rotate_waiters, self._refused = [], [], []
         if self._tick is not None:
-            _fail(self._tick.waiters, PoisonedError(self.config.name, cause))
+            fail(self._tick.waiters, PoisonedError(self.config.name, cause))
             self._tick = None
-
-
-def _sealed(pieces: list[bytes], start: int, stop: int) -> Chunk:
-    frames = bytearray().join(pieces)
-    kernels.seal(np.frombuffer(frames, np.uint8), len(frames))
-    return Chunk(frames, start, stop)
 
 
 def _abandon(opening: asyncio.Future[OpenedLog]) -> None:
@@ -609,13 +558,6 @@ def _abandon(opening: asyncio.Future[OpenedLog]) -> None:
         opened = opening.result()
         opened.active.close()
         opened.lock.release()
-
-
-def _fail(waiters: Sequence[Waiter], error: IsterError) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_exception(error)
-            waiter.exception()  # a waiter that was cancelled meanwhile is no reason for a warning
 
 
 def _said(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """Read a log as one ordered stream: files, then memory, then the live end.
 
-A reader is an offset and a small buffer. It never holds a file open and never copies the log: what it needs next it
+A reader is an offset and a small buffer, with at most one read ahead. It never holds a file open and never copies the log: what it needs next it
 reads again, from memory when it is there, else a MiB at a time from the file that holds it. So nothing that the log
 does meanwhile, rotating, pruning or appending, can make it skip or repeat.
 """
@@ -32,6 +32,7 @@ class WalReader:
         self._next = offset
         self._ready: Iterator[StreamMessage] = iter(())
         self._place: tuple[int, int, int] = (-1, 0, 0)
+        self._ahead: asyncio.Future[tuple[Chunk, Scan, int]] | None = None
 
     @property
     def next_offset(self) -> int:
@@ -87,12 +88,12 @@ class WalReader:
         seq, offset, at = self._place
         if seq != segment.seq or offset > self._next:
             offset, at = segment.place(self._next)
+            self._ahead = None
         began = at
-        loop = asyncio.get_running_loop()
+        limit = min(upto, stop)
+        reading, self._ahead = self._ahead or self._start(segment, offset, at, limit, self._next), None
         try:
-            chunk, scan, at = await loop.run_in_executor(
-                None, _read_segment, wal.files, segment, offset, at, min(upto, stop), self._next
-            )
+            chunk, scan, at = await reading
         except (CorruptLogError, OSError) as error:
             if self._next < wal.start_offset:
                 raise OffsetOutOfRangeError(self._next, wal.start_offset, wal.next_offset) from error
@@ -105,7 +106,23 @@ class WalReader:
             self._place = (segment.seq, segment.first, 0)
             return chunk_of_nothing(self._next)
         self._place = (segment.seq, scan.next_offset, at)
+        if scan.next_offset < min(limit, wal.cache.start):
+            self._ahead = self._start(segment, scan.next_offset, at, limit, scan.next_offset)
         return chunk, scan
+
+    def _start(
+        self, segment: Segment, offset: int, at: int, limit: int, wanted: int
+    ) -> asyncio.Future[tuple[Chunk, Scan, int]]:
+        """Have a thread read the next MiB; while its messages are built and used, it reads the one after that."""
+        loop = asyncio.get_running_loop()
+        reading = loop.run_in_executor(None, _read_segment, self._wal.files, segment, offset, at, limit, wanted)
+        reading.add_done_callback(_noticed)  # a read ahead that fails is told when it is needed, or never
+        return reading
+
+
+def _noticed(reading: asyncio.Future[tuple[Chunk, Scan, int]]) -> None:
+    if not reading.cancelled():
+        reading.exception()
 
 
 def _read_segment(

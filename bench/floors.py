@@ -1,0 +1,65 @@
+"""What the machine can do at all: the plainest loops that move the same bytes. Imports nothing of ours."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import zlib
+
+HEAD = struct.Struct("<QI")
+CRC = struct.Struct("<I")
+BODY = struct.Struct("<BBHIqQQQQHHHHII")
+FRAME_HEAD = struct.Struct("<QII")
+
+
+def write(path: str, payloads: list[bytes], names: tuple[bytes, bytes]) -> float:
+    """Pack each payload as one frame with struct, checksum header and body, one os.write a MiB; returns seconds."""
+    name, addr = names
+    text = name + addr
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    began = time.perf_counter()
+    crc32, pack_head, pack_crc, pack_body = zlib.crc32, HEAD.pack, CRC.pack, BODY.pack
+    frames: list[bytes] = []
+    size = 0
+    for offset, payload in enumerate(payloads):
+        body = pack_body(1, 1, 0, 0, 1_800_000_000_000_000, 1_700_000_000_000, 7, offset, 0, len(name), len(addr), 0, 0, 0, len(payload)) + text + payload  # fmt: skip
+        head = pack_head(offset, len(body))
+        frames.append(head + pack_crc(crc32(body, crc32(head))) + body)
+        size += 16 + len(body)
+        if size >= 1 << 20:
+            os.write(fd, b"".join(frames))
+            frames.clear()
+            size = 0
+    if frames:
+        os.write(fd, b"".join(frames))
+    spent = time.perf_counter() - began
+    os.close(fd)
+    return spent
+
+
+def scan(data: bytes) -> tuple[float, int]:
+    """Walk frames: struct unpack of the header, one zlib.crc32 over the body; returns seconds and frames."""
+    began = time.perf_counter()
+    unpack, crc32 = FRAME_HEAD.unpack_from, zlib.crc32
+    view = memoryview(data)
+    at = count = 0
+    stop = len(data)
+    while at < stop:
+        _, length, _ = unpack(data, at)
+        crc32(view[at + 16 : at + 16 + length])
+        at += 16 + length
+        count += 1
+    return time.perf_counter() - began, count
+
+
+def sync(path: str, frame: bytes, count: int) -> float:
+    """Write one frame and fdatasync, again and again; returns seconds."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    began = time.perf_counter()
+    for _ in range(count):
+        os.write(fd, frame)
+        os.fdatasync(fd)
+    spent = time.perf_counter() - began
+    os.close(fd)
+    return spent
