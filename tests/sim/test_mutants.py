@@ -1,5 +1,8 @@
 """F42: a simulator that finds nothing proves nothing, so bugs are planted in the real code and must be found."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from sim.mutants import MUTANTS
@@ -27,3 +30,10 @@ def test_f42_a_planted_bug_is_found(mutant, tell):
 
 def test_f42_there_are_at_least_twelve_planted_bugs():
     assert len({mutant.name for mutant in MUTANTS}) >= 12
+
+
+def test_f42_the_docs_list_every_planted_bug():
+    listed = re.findall(
+        r"^\d+\. (.+)$", (Path(__file__).parent.parent.parent / "docs" / "faults.md").read_text(), re.MULTILINE
+    )
+    assert listed == [mutant.name for mutant in MUTANTS]

@@ -143,6 +143,18 @@ class MissingFileError(CorruptError):
         super().__init__(f"offsets [{start}, {stop}) cannot be served: {file} {reason}; restore it and open again")
 
 
+class CorruptCursorsError(CorruptError):
+    """The file with the subscriptions' progress is damaged or cannot be read."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        self.file = file
+        self.reason = reason
+        super().__init__(
+            f"{file} holds the subscriptions' progress and cannot be used: {reason}; nothing was changed, restore it "
+            "from a copy, or remove it to let every subscription start anew"
+        )
+
+
 class UnknownFormatError(CorruptError):
     """A frame written by a newer release."""
 
@@ -181,4 +193,16 @@ class SyncFailedError(UnknownOutcomeError):
         super().__init__(
             f"log {log} could not be synced ({cause}): these messages are not acknowledged and may or may not be there "
             "after the log is opened again; it is not retried, because a second sync would lie"
+        )
+
+
+class CursorsNotSavedError(UnknownOutcomeError):
+    """The disk refused to save the subscriptions' progress."""
+
+    def __init__(self, file: str, cause: str) -> None:
+        self.file = file
+        self.cause = cause
+        super().__init__(
+            f"{file} could not be saved ({cause}): this progress may or may not be there after a restart; "
+            "acknowledge again once the disk is well"
         )

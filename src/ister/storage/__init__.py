@@ -1,7 +1,7 @@
 """The tiers composed behind PersistentStorage, and reliable dispatch over them."""
 
+from ister.core.errors import CorruptCursorsError, CursorsNotSavedError
 from ister.core.retain import RetentionPolicy
-from ister.storage.cursors import CorruptCursorsError, CursorsNotSavedError
 from ister.storage.dispatch import ReliableDispatch, ReliableOptions
 from ister.storage.memory import InMemoryReader, InMemoryStorage
 from ister.storage.persistent import PersistentStorage, Reader

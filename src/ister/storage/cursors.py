@@ -18,7 +18,7 @@ from zlib import crc32
 
 import structlog
 
-from ister.core.errors import CorruptError, DiskFullError, UnknownOutcomeError
+from ister.core.errors import CorruptCursorsError, CursorsNotSavedError, DiskFullError
 from ister.wal.directory import append_all
 
 if TYPE_CHECKING:
@@ -31,30 +31,6 @@ log = structlog.get_logger()
 
 CURSORS_NAME = "cursors.json"
 VERSION = 1
-
-
-class CorruptCursorsError(CorruptError):
-    """The file with the subscriptions' progress is damaged or cannot be read."""
-
-    def __init__(self, file: str, reason: str) -> None:
-        self.file = file
-        self.reason = reason
-        super().__init__(
-            f"{file} holds the subscriptions' progress and cannot be used: {reason}; nothing was changed, restore it "
-            "from a copy, or remove it to let every subscription start anew"
-        )
-
-
-class CursorsNotSavedError(UnknownOutcomeError):
-    """The disk refused to save the subscriptions' progress."""
-
-    def __init__(self, file: str, cause: str) -> None:
-        self.file = file
-        self.cause = cause
-        super().__init__(
-            f"{file} could not be saved ({cause}): this progress may or may not be there after a restart; "
-            "acknowledge again once the disk is well"
-        )
 
 
 def dump_cursors(cursors: Mapping[str, int]) -> bytes:

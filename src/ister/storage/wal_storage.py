@@ -15,7 +15,7 @@ from ister.core.errors import CorruptLogError, IsterError, LogClosedError, Offse
 from ister.core.recover import Recovery, Verdict
 from ister.core.retain import SealedSegment
 from ister.storage.cursors import CursorFile, MemoryCursors
-from ister.wal.directory import Segment, judge_file, unreadable
+from ister.wal.directory import Segment, judge_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class WalStorage:
     """PersistentStorage over a Wal; `WalStorage.from_wal(wal)` makes one.
 
-    Make one for each Wal, as soon as it is open and before anything is appended to it, and close the storage instead
-    of the Wal: it lets a write of cursors end before the directory's lock goes.
+    Make one for each Wal, and close the storage instead of the Wal: it lets a write of cursors end before the
+    directory's lock goes.
     """
 
     def __init__(self, wal: Wal, cursors: CursorFile | MemoryCursors) -> None:
@@ -47,7 +47,7 @@ class WalStorage:
         directory = wal.config.dir
         if directory is None:
             return cls(wal, MemoryCursors())
-        return cls(wal, CursorFile(wal.files, Path(directory), wal.config.name, wal.next_offset))
+        return cls(wal, CursorFile(wal.files, Path(directory), wal.config.name, wal.recovered_offset))
 
     @property
     def wal(self) -> Wal:
@@ -152,10 +152,7 @@ class WalStorage:
         if self._wal.config.dir is None:
             return
         async with self._sealing:
-            active = self._wal.segments()[-1]
-            loop = asyncio.get_running_loop()
-            size = await loop.run_in_executor(None, _size_of, self._wal.files, active)
-            if size >= reached_bytes and self._wal.segments()[-1] is active:
+            if self._wal.active_bytes >= reached_bytes:
                 await self._wal.rotate()
 
     async def prune(self, before: int) -> int:
@@ -184,14 +181,3 @@ def _judge_sealed(files: Files, segment: Segment, stop: int) -> Recovery:
     if found.verdict is Verdict.CORRUPT:
         raise CorruptLogError(str(segment.path), found.end, found.next_offset, found.reason)
     return found
-
-
-def _size_of(files: Files, segment: Segment) -> int:
-    try:
-        file = files.open_read(segment.path)
-    except OSError as error:
-        raise unreadable(segment, None, error) from error
-    try:
-        return file.size()
-    finally:
-        file.close()

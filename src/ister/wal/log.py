@@ -74,7 +74,7 @@ class Wal:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._closing = self._closed = False
         self._close_job: asyncio.Task[None] | None = None
-        self._prune_jobs: set[asyncio.Task[None]] = set()
+        self._prune_job: asyncio.Task[None] | None = None
         self._poison = ""
 
     @classmethod
@@ -224,16 +224,17 @@ class Wal:
         disk = self._disk
         if disk is None:
             return self.start_offset
+        while self._prune_job is not None and not self._prune_job.done():
+            # One after the other: a file must never go before an older one, or the log has a hole.
+            await asyncio.shield(self._prune_job)
         self._refuse()
         count = 0
         while count + 1 < len(disk.segments) and disk.segments[count + 1].first <= before:
             count += 1
         doomed, disk.segments[:] = disk.segments[:count], disk.segments[count:]
         if doomed:
-            job = asyncio.create_task(self._remove(disk, doomed))
-            self._prune_jobs.add(job)
-            job.add_done_callback(self._prune_jobs.discard)
-            await asyncio.shield(job)
+            self._prune_job = asyncio.create_task(self._remove(disk, doomed))
+            await asyncio.shield(self._prune_job)
         return self.start_offset
 
     async def _remove(self, disk: ActiveFiles, doomed: list[Segment]) -> None:
@@ -263,7 +264,8 @@ class Wal:
             failure = error
         while self._job:
             await self._wait_job()
-        await asyncio.gather(*self._prune_jobs)
+        if self._prune_job is not None:
+            await self._prune_job
         for timer in self._timers.values():
             timer.cancel()
         self._closed = True
