@@ -46,7 +46,7 @@ check: $(READY) ## Format, lint, types, imports, unit tests: under a minute
 	@$(BIN)/mypy --no-error-summary && echo "check: types are clean"
 	@$(BIN)/lint-imports --no-logo >/dev/null || { $(BIN)/lint-imports; exit 1; }
 	@echo "check: imports point one way"
-	@$(BIN)/python -m pytest -q -n 2 tests/unit tests/tidy
+	@$(BIN)/python -m pytest -q -n 2 tests/unit tests/tidy/test_tidy.py
 
 .PHONY: format
 format: $(READY) ## Rewrite the sources in the project's format

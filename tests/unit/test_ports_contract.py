@@ -3,7 +3,8 @@
 import asyncio
 import errno
 import os
-import threading
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -164,23 +165,33 @@ def test_a_worker_does_one_thing_after_the_other_and_hands_back_results_and_erro
     asyncio.run(main()) if kind == "real" else run(main())
 
 
+LEAVES_NOTHING = """
+import asyncio, threading
+from pathlib import Path
+from ister.ports.files import OsFiles
+
+async def main():
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        worker = OsFiles().worker()
+        ended = asyncio.get_running_loop().create_future()
+        worker.run(list, lambda result, error, ended=ended: ended.set_result(result))
+        assert await ended == []
+        worker.run(list, lambda result, error: print("called back after close"))
+        worker.close()
+    for thread in threading.enumerate():
+        if thread.name == "ister-disk":
+            thread.join(20)
+            assert not thread.is_alive()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+asyncio.run(main())
+print("nothing left")
+"""
+
+
 def test_a_closed_worker_leaves_no_descriptor_and_no_thread():
-    def ours():
-        return [thread for thread in threading.enumerate() if thread.name == "ister-disk"]
-
-    async def main():
-        before = len(list(Path("/proc/self/fd").iterdir()))
-        for _ in range(20):
-            worker = OsFiles().worker()
-            ended = asyncio.get_running_loop().create_future()
-            worker.run(list, lambda result, error, ended=ended: ended.set_result(result))
-            assert await ended == []
-            worker.run(list, lambda result, error: pytest.fail("called back after close"))
-            worker.close()
-        while ours():
-            ours()[0].join(20)
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-    threads = ours()
-    assert threads == []
-    asyncio.run(main())
+    ran = subprocess.run(
+        [sys.executable, "-c", LEAVES_NOTHING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.stdout == "nothing left\n", ran.stdout + ran.stderr

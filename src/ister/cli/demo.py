@@ -10,6 +10,7 @@ import asyncio
 import os
 import select
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,7 +56,9 @@ def run_demo(directory: Path | None, total: int) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="ister-demo-") as temporary:
         _run_in(Path(temporary) / "log", total)
-    say("The log was in a temporary directory and is gone. To keep one and look into it: ister demo --dir demo-log")
+    say(
+        f"The log was in a temporary directory and is gone. To keep one and look into it: {_ister()} demo --dir demo-log"
+    )
 
 
 def _run_in(directory: Path, total: int) -> Report:
@@ -83,11 +86,20 @@ def _refuse_used(directory: Path) -> None:
         raise InputError(str(directory), "is not empty, and the demo needs a log of its own; give a new directory")
 
 
+def _ister() -> str:
+    """Return what to type for this program: its name, or its path when the shell would not find it."""
+    beside = Path(sys.executable).parent / "ister"
+    if shutil.which("ister") is not None or not beside.exists():
+        return "ister"
+    here = Path.cwd()
+    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
+
+
 def _say_next(directory: Path, report: Report) -> None:
     fullest = max(report.present, key=lambda file: file.messages)
     say(f"The log is in {directory}. Try next:")
-    say(f"  ister wal verify {shlex.quote(str(directory))}")
-    say(f"  ister wal dump {shlex.quote(str(directory / fullest.name))} --limit 20")
+    say(f"  {_ister()} wal verify {shlex.quote(str(directory))}")
+    say(f"  {_ister()} wal dump {shlex.quote(str(directory / fullest.name))} --limit 20")
 
 
 # --- produce, and kill ------------------------------------------------------------------------------------------------
