@@ -9,6 +9,7 @@ CORPUS = {
     6: "a new file's name was not synced when the log was opened again after kill -9",
     118: "an error of the closing sync left close() as a bare OSError",
     121: "the closing marker's page could be a ghost of a failed sync, in front of acknowledged messages",
+    1_000_303: "the checker asked too much: within the loss window of level wal an offset may go to another message",
     2_000_019: "a refused message came back: its cut was not synced when the log was opened again after kill -9",
     1_000_023: "the same, when a mended function was never called",
 }
