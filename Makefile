@@ -37,7 +37,7 @@ test: $(READY) ## Every test at the counts that fit in minutes
 	@$(BIN)/python tests/run.py
 
 .PHONY: test-long
-test-long: $(READY) ## Every test at the full numbers of docs/faults.md (an hour or more)
+test-long: $(READY) ## Every test at the full numbers of docs/faults.md (about 40 minutes on two cores)
 	@ISTER_TEST_LONG=1 $(BIN)/python tests/run.py
 
 .PHONY: check
