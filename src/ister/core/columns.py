@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ister.core import kernels
-from ister.core.errors import CorruptLogError, InvalidMessageError, UnknownFormatError
+from ister.core.errors import CorruptLogError, InvalidMessageError
 from ister.core.frame import (
     FIXED_BYTES,
     FLAG_ROUTING_KEY,
@@ -241,7 +241,7 @@ def strip_markers(data: Frames) -> bytes:
     return out[: kernels.strip(_view(data), 0, len(data), out)].tobytes()
 
 
-def corrupt(source: str, byte: int, expected_offset: int, code: int) -> CorruptLogError | UnknownFormatError:
+def corrupt(source: str, byte: int, expected_offset: int, code: int) -> CorruptLogError:
     """Name the damage that a scan has found."""
     return CorruptLogError(source, byte, expected_offset, REASONS[code])
 

@@ -1,4 +1,4 @@
-"""Numbers with a meaning: offsets, byte positions, file sequences, and where a reader starts."""
+"""Numbers with a meaning: offsets, and where a reader starts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ from typing import NewType
 
 Offset = NewType("Offset", int)
 """A message's place in its topic: 0, 1, 2, … without holes. Spans are half-open, [start, stop)."""
-
-BytePos = NewType("BytePos", int)
-"""A place in a file; counts every byte, markers included."""
-
-FileSeq = NewType("FileSeq", int)
-"""A log file's place in its directory: 1, 2, 3, … without holes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -19,7 +18,7 @@ from zlib import crc32
 import structlog
 
 from ister.core.errors import CorruptCursorsError, CursorsNotSavedError, DiskFullError
-from ister.wal.directory import append_all
+from ister.wal.directory import append_all, create_draft
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -244,10 +243,7 @@ def _read_file(files: Files, path: Path) -> dict[str, int]:
 def _replace_file(files: Files, directory: Path, data: bytes) -> None:
     """Write, sync, rename, sync the directory: after a crash the file is the old one or the new one, whole."""
     path = directory / CURSORS_NAME
-    draft = path.with_name(path.name + ".tmp")
-    with suppress(FileNotFoundError):  # it is there only when the write before this one failed
-        files.remove(draft)
-    file = files.create(draft)
+    draft, file = create_draft(files, path)
     try:
         append_all(file, [data])
         file.sync()

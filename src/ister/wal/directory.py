@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -161,11 +162,17 @@ def append_all(file: File, parts: Sequence[Frames]) -> None:
             rest = rest[taken:]
 
 
+def create_draft(files: Files, path: Path) -> tuple[Path, File]:
+    """Make a file under a temporary name beside `path`, in place of one that a failed write has left."""
+    draft = path.with_name(path.name + ".tmp")
+    with suppress(FileNotFoundError):
+        files.remove(draft)
+    return draft, files.create(draft)
+
+
 def replace_file(files: Files, path: Path, data: bytes) -> None:
     """Put a small file in place whole; not synced, for caches."""
-    draft = path.with_name(path.name + ".tmp")
-    _remove_if_there(files, draft)
-    file = files.create(draft)
+    draft, file = create_draft(files, path)
     try:
         append_all(file, [data])
     finally:
@@ -260,8 +267,7 @@ def _rescue(
     """
     segment = Segment(last.seq + 1, found.synced_offset, directory / names.name(last.seq + 1, found.synced_offset))
     segment.append_time_us = found.append_time_us
-    draft = segment.path.with_name(segment.path.name + ".tmp")
-    file = files.create(draft)
+    draft, file = create_draft(files, segment.path)
     try:
         source = files.open_read(last.path)
         try:
@@ -338,10 +344,3 @@ def _kind_at(files: Files, segment: Segment, at: int) -> tuple[int, int]:
     finally:
         file.close()
     return body[0], body[1] if len(body) > 1 else 0
-
-
-def _remove_if_there(files: Files, path: Path) -> None:
-    try:
-        files.remove(path)
-    except FileNotFoundError:
-        return
