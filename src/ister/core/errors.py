@@ -80,6 +80,34 @@ class LogClosedError(ClientError):
         super().__init__(f"log {log} is closed")
 
 
+class UnknownTopicError(ClientError):
+    """No such topic."""
+
+    def __init__(self, topic: str, where: str) -> None:
+        self.topic = topic
+        self.where = where
+        super().__init__(f"there is no topic {topic} in {where}; `ister topics` lists what there is")
+
+
+class StoreRefusedError(ClientError):
+    """The object store says no: wrong credentials, no such bucket, a setting it does not take."""
+
+    def __init__(self, store: str, action: str, cause: str) -> None:
+        self.store = store
+        self.action = action
+        self.cause = cause
+        super().__init__(f"{store} refused to {action}: {cause}; check wal_cloud.cloud in the configuration")
+
+
+class WatchCompactedError(ClientError):
+    """The store does not remember changes that old; list again, and watch from there."""
+
+    def __init__(self, store: str, after: int) -> None:
+        self.store = store
+        self.after = after
+        super().__init__(f"{store} does not remember the changes behind version {after} any more; list again")
+
+
 # --- BusyError --------------------------------------------------------------------------------------------------------
 
 
@@ -103,6 +131,26 @@ class PoisonedError(BusyError):
         )
 
 
+class StoreUnavailableError(BusyError):
+    """The object store cannot be reached, or does not answer; nothing was changed."""
+
+    def __init__(self, store: str, action: str, cause: str) -> None:
+        self.store = store
+        self.action = action
+        self.cause = cause
+        super().__init__(f"{store} could not {action}: {cause}; it is tried again later")
+
+
+class MetadataUnavailableError(BusyError):
+    """The metadata store cannot be reached, or does not answer; nothing was changed."""
+
+    def __init__(self, store: str, action: str, cause: str) -> None:
+        self.store = store
+        self.action = action
+        self.cause = cause
+        super().__init__(f"metadata in {store} could not {action}: {cause}; nothing was changed, try again")
+
+
 # --- FencedError ------------------------------------------------------------------------------------------------------
 
 
@@ -113,6 +161,23 @@ class LockedError(FencedError):
         self.directory = directory
         self.holder = holder
         super().__init__(f"directory {directory} is owned by {holder}; one log has one writer")
+
+
+class ObjectExistsError(FencedError):
+    """There is an object of that name already."""
+
+    def __init__(self, store: str, key: str) -> None:
+        self.store = store
+        self.key = key
+        super().__init__(f"{store} has an object {key} already; objects are never replaced")
+
+
+class LeaseLostError(FencedError):
+    """The lease ended; someone else may own what it stood for."""
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+        super().__init__(f"the lease in {store} is lost; another process may be the owner now")
 
 
 # --- CorruptError -----------------------------------------------------------------------------------------------------
@@ -169,6 +234,37 @@ class UnknownFormatError(CorruptError):
         )
 
 
+class CorruptObjectError(CorruptError):
+    """An object's bytes are not those that were put."""
+
+    def __init__(self, key: str, byte: int, expected_offset: int, reason: str) -> None:
+        self.key = key
+        self.byte = byte
+        self.expected_offset = expected_offset
+        self.reason = reason
+        place = f" at byte {byte}" if byte >= 0 else ""
+        offset = f", where offset {expected_offset} should be" if expected_offset >= 0 else ""
+        super().__init__(f"object {key} is damaged{place}{offset}: {reason}; restore it from a copy")
+
+
+class MissingObjectError(CorruptError):
+    """An object that is described is not there."""
+
+    def __init__(self, key: str, store: str) -> None:
+        self.key = key
+        self.store = store
+        super().__init__(f"object {key} is missing from {store}; restore it from a copy")
+
+
+class CorruptMetadataError(CorruptError):
+    """A value in the metadata store is not what we write."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        self.key = key
+        self.reason = reason
+        super().__init__(f"metadata key {key} cannot be used: {reason}; restore it from a copy of the metadata")
+
+
 # --- UnknownOutcomeError ----------------------------------------------------------------------------------------------
 
 
@@ -206,3 +302,23 @@ class CursorsNotSavedError(UnknownOutcomeError):
             f"{file} could not be saved ({cause}): this progress may or may not be there after a restart; "
             "acknowledge again once the disk is well"
         )
+
+
+class PutUnknownError(UnknownOutcomeError):
+    """An object may or may not have been stored."""
+
+    def __init__(self, store: str, key: str, cause: str) -> None:
+        self.store = store
+        self.key = key
+        self.cause = cause
+        super().__init__(f"{store} did not say whether it stored {key} ({cause}); look before putting it again")
+
+
+class MetadataUnknownError(UnknownOutcomeError):
+    """A change of metadata may or may not have happened."""
+
+    def __init__(self, store: str, action: str, cause: str) -> None:
+        self.store = store
+        self.action = action
+        self.cause = cause
+        super().__init__(f"metadata in {store} may or may not have done this: {action} ({cause}); look before acting")
