@@ -228,8 +228,11 @@ class SimFiles:
         return SimFile(self, self._inode(path), path)
 
     def names(self, directory: Path) -> list[str]:
+        if directory in self.names_now:
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(directory))
         self._need_directory(directory)
-        return sorted(path.name for path in self.names_now if path.parent == directory)
+        inside = [path for path in [*self.names_now, *self.directories] if path.parent == directory]
+        return sorted(path.name for path in inside if path != directory)
 
     def make_directory(self, directory: Path) -> None:
         self.directories |= {directory, *directory.parents}
@@ -253,6 +256,12 @@ class SimFiles:
         self._inode(path)
         del self.names_now[path]
         self._changed("remove", path, None)
+
+    def remove_directory(self, directory: Path) -> None:
+        self._need_directory(directory)
+        if any(path.parent == directory for path in [*self.names_now, *self.directories]):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(directory))
+        self.directories.discard(directory)
 
     def lock(self, directory: Path) -> SimLock:
         self._need_directory(directory)

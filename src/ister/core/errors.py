@@ -256,6 +256,31 @@ class MissingObjectError(CorruptError):
         super().__init__(f"object {key} is missing from {store}; restore it from a copy")
 
 
+class MissingSpanError(CorruptError):
+    """Offsets that must exist are in no tier."""
+
+    def __init__(self, start: int, stop: int, reason: str = "neither the log nor an object has them") -> None:
+        self.start = start
+        self.stop = stop
+        self.reason = reason
+        super().__init__(
+            f"offsets [{start}, {stop}) are missing: {reason}; restore the log or the objects from a copy, and if the "
+            "metadata was lost, run `ister objects rebuild`"
+        )
+
+
+class ForeignObjectError(CorruptError):
+    """An object with one of our names holds other messages than the log."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        self.key = key
+        self.reason = reason
+        super().__init__(
+            f"object {key} is not a copy of this log: {reason}; nothing was changed and nothing more is uploaded: "
+            "see whether another cluster uses this bucket, or move that object away"
+        )
+
+
 class CorruptMetadataError(CorruptError):
     """A value in the metadata store is not what we write."""
 

@@ -30,7 +30,7 @@ class RetentionPolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """Offsets [first, stop) that change no more, and the append time of the newest of them.
+    """Offsets [first, stop) that change no more, the append time of the newest of them, and their bytes on disk.
 
     An append time of 0 means that it is not known. Such a segment never counts as old.
     """
@@ -38,6 +38,7 @@ class SealedSegment:
     first: int
     stop: int
     append_time_us: int
+    size: int = 0
 
 
 def prunable_below(
@@ -88,3 +89,36 @@ def _is_expired(segment: SealedSegment, retention_period_s: int, now_us: int) ->
     # A message from the future, left by a clock that stepped back, has an age of 0.
     age_us = max(0, now_us - segment.append_time_us)
     return segment.append_time_us > 0 and age_us > retention_period_s * _US_PER_S
+
+
+def overdue_below(
+    segments: Sequence[SealedSegment],
+    *,
+    active_bytes: int,
+    time_s: int | None,
+    size_bytes: int | None,
+    now_us: int,
+) -> int:
+    """Return the offset below which a log has become too old or too large: a segment's end, or the first offset.
+
+    `segments` are the sealed ones, oldest first; the active file counts for the size and is never deleted.
+    """
+    assert all(before.stop == after.first for before, after in pairwise(segments)), "a log has no holes"
+    if not segments:
+        return 0
+    below = segments[0].first
+    total = active_bytes + sum(segment.size for segment in segments)
+    for segment in segments:
+        too_large = size_bytes is not None and total > size_bytes
+        too_old = time_s is not None and _is_expired(segment, time_s, now_us)
+        if not (too_large or too_old):
+            break
+        below = segment.stop
+        total -= segment.size
+    return below
+
+
+def proven_below(segments: Sequence[SealedSegment], *, wanted: int, uploaded: int) -> int:
+    """Return the largest end of a segment that is wanted gone and whose every offset was uploaded."""
+    ends = [segment.stop for segment in segments if segment.stop <= min(wanted, uploaded)]
+    return max(ends, default=segments[0].first if segments else 0)

@@ -96,6 +96,10 @@ class Files(Protocol):
         """Take a name away."""
         ...
 
+    def remove_directory(self, directory: Path) -> None:
+        """Take an empty directory away."""
+        ...
+
     def lock(self, directory: Path) -> Lock:
         """Own a directory; LockedError names the owner when there is one."""
         ...
@@ -191,6 +195,10 @@ class OsFiles:
         """Take a name away."""
         path.unlink()
 
+    def remove_directory(self, directory: Path) -> None:
+        """Take an empty directory away."""
+        directory.rmdir()
+
     def lock(self, directory: Path) -> Lock:
         """Own a directory; LockedError names the owner when there is one."""
         fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -210,3 +218,32 @@ class OsFiles:
     def worker(self) -> Worker:
         """Return a thread that waits for this disk."""
         return ThreadWorker("ister-disk")
+
+
+def append_all(file: File, parts: Sequence[Frames]) -> None:
+    """Write every byte, going on after a short write; for files that nobody reads yet."""
+    for part in parts:
+        rest = memoryview(part)
+        while rest:
+            taken = file.append([rest])
+            if taken <= 0:
+                raise OSError(errno.EIO, "the file takes no bytes")
+            rest = rest[taken:]
+
+
+def create_draft(files: Files, path: Path) -> tuple[Path, File]:
+    """Make a file under a temporary name beside `path`, in place of one that a failed write has left."""
+    draft = path.with_name(path.name + ".tmp")
+    with suppress(FileNotFoundError):
+        files.remove(draft)
+    return draft, files.create(draft)
+
+
+def replace_file(files: Files, path: Path, data: bytes) -> None:
+    """Put a small file in place whole; not synced, for caches."""
+    draft, file = create_draft(files, path)
+    try:
+        append_all(file, [data])
+    finally:
+        file.close()
+    files.rename(draft, path)

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 from functools import partial
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 import structlog
 
+from ister.core.envelope import seal, unseal
 from ister.core.errors import CorruptCursorsError, CursorsNotSavedError, DiskFullError
-from ister.wal.directory import append_all, create_draft
+from ister.ports.files import append_all, create_draft
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,17 +33,15 @@ VERSION = 1
 
 def dump_cursors(cursors: Mapping[str, int]) -> bytes:
     """Return the file's bytes; the same cursors give the same bytes."""
-    body = json.dumps({"version": VERSION, "cursors": cursors}, separators=(",", ":"), sort_keys=True).encode()
-    return b"%08x\n%s\n" % (crc32(body), body)
+    return seal({"version": VERSION, "cursors": dict(sorted(cursors.items()))})
 
 
 def load_cursors(data: bytes, file: str) -> dict[str, int]:
     """Return what the file says; CorruptCursorsError names it when it cannot be trusted."""
-    crc, _, rest = data.partition(b"\n")
-    body = rest.removesuffix(b"\n")
-    if crc != b"%08x" % crc32(body) or body == rest:
-        raise CorruptCursorsError(file, "the checksum does not match")
-    content = json.loads(body)
+    try:
+        content = unseal(data)
+    except ValueError as error:
+        raise CorruptCursorsError(file, str(error)) from None
     if content["version"] != VERSION:
         raise CorruptCursorsError(file, f"its version is {content['version']}, and this release reads {VERSION}")
     return dict(content["cursors"])

@@ -11,10 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ister.core.errors import CorruptLogError, IsterError, LogClosedError, OffsetOutOfRangeError
+from ister.core.errors import CorruptLogError, InvalidConfigError, IsterError, LogClosedError, OffsetOutOfRangeError
+from ister.core.handoff import NOTHING
 from ister.core.recover import Recovery, Verdict
 from ister.core.retain import SealedSegment
 from ister.storage.cursors import CursorFile, MemoryCursors
+from ister.storage.tiers import ObjectTier, TieredReader
+from ister.wal.config import AckLevel
 from ister.wal.directory import Segment, judge_file
 
 if TYPE_CHECKING:
@@ -33,21 +36,28 @@ class WalStorage:
     directory's lock goes.
     """
 
-    def __init__(self, wal: Wal, cursors: CursorFile | MemoryCursors) -> None:
+    def __init__(self, wal: Wal, cursors: CursorFile | MemoryCursors, objects: ObjectTier | None = None) -> None:
         """Use `from_wal`, which knows where this log's cursors are."""
         self._wal = wal
+        self._objects = objects
+        self._waits_for_cloud = objects is not None and wal.config.ack_level >= AckLevel.CLOUD
         self._cursors = cursors
         self._ready = False
         self._closing = False
         self._sealing = asyncio.Lock()
 
     @classmethod
-    def from_wal(cls, wal: Wal) -> WalStorage:
-        """Make a log the storage of its topic; a log in memory keeps its cursors in memory."""
+    def from_wal(cls, wal: Wal, objects: ObjectTier | None = None) -> WalStorage:
+        """Make a log, and the objects behind it, the storage of its topic.
+
+        A log in memory keeps its cursors in memory, and has no objects.
+        """
         directory = wal.config.dir
+        if wal.config.ack_level >= AckLevel.CLOUD and (objects is None or objects.uploader is None):
+            raise InvalidConfigError("level", "CLOUD needs the uploader; enable it, or choose level FSYNC")
         if directory is None:
             return cls(wal, MemoryCursors())
-        return cls(wal, CursorFile(wal.files, Path(directory), wal.config.name, wal.recovered_offset))
+        return cls(wal, CursorFile(wal.files, Path(directory), wal.config.name, wal.recovered_offset), objects)
 
     @property
     def wal(self) -> Wal:
@@ -55,9 +65,32 @@ class WalStorage:
         return self._wal
 
     @property
+    def objects(self) -> ObjectTier | None:
+        """The objects behind the log."""
+        return self._objects
+
+    @property
     def start_offset(self) -> int:
-        """The oldest offset that can be read."""
+        """The oldest offset that can be read, from whichever tier."""
+        objects = NOTHING if self._objects is None else self._objects.span
+        return min(objects.start, self._wal.start_offset) if objects.start < objects.stop else self._wal.start_offset
+
+    @property
+    def log_start(self) -> int:
+        """The oldest offset that the log itself holds."""
         return self._wal.start_offset
+
+    @property
+    def active_bytes(self) -> int:
+        """How many bytes the file has that is being written."""
+        return self._wal.active_bytes
+
+    @property
+    def later_tier_offset(self) -> int | None:
+        """The offset below which an enabled later tier holds everything, None when there is no such tier."""
+        if self._objects is None or self._objects.uploader is None:
+            return None
+        return self._objects.span.stop
 
     @property
     def next_offset(self) -> int:
@@ -70,17 +103,25 @@ class WalStorage:
         """Store one message; returns its offset once it has reached the log's level."""
         if not self._ready:
             await self._open()
-        return await self._wal.append(message)
+        offset = await self._wal.append(message)
+        if self._waits_for_cloud:
+            await self._wait_uploaded(offset + 1)
+        return offset
 
     async def append_messages(self, messages: Sequence[StreamMessage]) -> range:
         """Store many messages in one write, all or none; returns their offsets."""
         if not self._ready:
             await self._open()
-        return await self._wal.append_batch(messages)
+        offsets = await self._wal.append_batch(messages)
+        if self._waits_for_cloud:
+            await self._wait_uploaded(offsets.stop)
+        return offsets
 
-    async def create_reader(self, position: StartPosition) -> WalReader:
-        """Read from a position on: files, then memory, then whatever comes."""
-        return self._wal.create_reader(position)
+    async def create_reader(self, position: StartPosition) -> WalReader | TieredReader:
+        """Read from a position on: objects, files, memory, then whatever comes."""
+        if self._objects is None:
+            return self._wal.create_reader(position)
+        return TieredReader(self._wal, self._objects, position)
 
     async def flush(self) -> None:
         """Return once every message given so far survives power loss."""
@@ -133,7 +174,7 @@ class WalStorage:
     def sealed_segments(self) -> list[SealedSegment]:
         """Return the sealed files, oldest first; an append time is 0 when it is not known."""
         return [
-            SealedSegment(segment.first, after.first, segment.append_time_us)
+            SealedSegment(segment.first, after.first, segment.append_time_us, segment.size)
             for segment, after in pairwise(self._wal.segments())
         ]
 
@@ -154,9 +195,11 @@ class WalStorage:
         async with self._sealing:
             if self._wal.active_bytes >= reached_bytes:
                 await self._wal.rotate()
+                if self._objects is not None and self._objects.uploader is not None:
+                    self._objects.uploader.hurry()
 
     async def prune(self, before: int) -> int:
-        """Delete sealed files that hold only offsets below `before`; returns the new start offset."""
+        """Delete sealed files that hold only offsets below `before`; returns the log's new start offset."""
         return await self._wal.prune(before)
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -166,6 +209,12 @@ class WalStorage:
         await self._cursors.load()
         self._refuse_closed()
         self._ready = True
+
+    async def _wait_uploaded(self, offset: int) -> None:
+        objects = self._objects
+        assert objects is not None, "from_wal refuses level CLOUD without objects"
+        assert objects.uploader is not None, "from_wal refuses level CLOUD without an uploader"
+        await objects.uploader.wait_uploaded(offset, objects.timeout_s)
 
     def _refuse_closed(self) -> None:
         """Whoever owns the directory next must not find us writing in it."""

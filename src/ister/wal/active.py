@@ -12,8 +12,9 @@ import structlog
 
 from ister.core.errors import DiskFullError
 from ister.core.frame import Marker, encode_marker
+from ister.ports.files import replace_file
 from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, dump_checkpoint
-from ister.wal.directory import FileNames, OpenedLog, Segment, replace_file
+from ister.wal.directory import FileNames, OpenedLog, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +93,7 @@ class ActiveFiles:
     def switch(self, segment: Segment, file: File, nonce: int) -> None:
         """Go on with the next file."""
         self._file.close()
+        self.active.size = self.pos
         self._file, self.pos, self._nonce = file, 0, nonce
         self.segments.append(segment)
 

@@ -6,9 +6,9 @@ entry, and a reader that an index entry misleads starts over from the file's fir
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from zlib import crc32
+
+from ister.core.envelope import seal, unseal
 
 CHECKPOINT_NAME = "checkpoint.json"
 VERSION = 1
@@ -26,22 +26,14 @@ class SealedFile:
 
 
 def dump_checkpoint(sealed: list[SealedFile]) -> bytes:
-    """Return the checkpoint's bytes: a line with the CRC of the second line, and that line."""
-    body = json.dumps(
-        {"version": VERSION, "sealed": [[f.seq, f.first, f.stop, f.append_time_us, f.index] for f in sealed]},
-        separators=(",", ":"),
-    ).encode()
-    return b"%08x\n%s\n" % (crc32(body), body)
+    """Return the checkpoint's bytes."""
+    return seal({"version": VERSION, "sealed": [[f.seq, f.first, f.stop, f.append_time_us, f.index] for f in sealed]})
 
 
 def load_checkpoint(data: bytes) -> dict[int, SealedFile]:
     """Return the sealed files by sequence; empty when the bytes cannot be trusted."""
-    crc, _, body = data.partition(b"\n")
-    body = body.rstrip(b"\n")
     try:
-        if int(crc, 16) != crc32(body):
-            return {}
-        content = json.loads(body)
+        content = unseal(data)
         if content["version"] != VERSION:
             return {}
         return {

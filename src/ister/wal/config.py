@@ -24,6 +24,8 @@ class AckLevel(IntEnum):
     """Written to the kernel: survives kill -9."""
     FSYNC = 2
     """Synced in a group commit: survives power loss."""
+    CLOUD = 3
+    """In a completed object: survives the loss of the machine. The log itself waits for FSYNC, its storage for the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ class WalConfig:
             value = getattr(self, setting)
             if not isinstance(value, int) or value < least:
                 raise InvalidConfigError(setting, f"{value!r} must be a whole number of at least {least}")
-        if self.dir is None and self.level is AckLevel.FSYNC:
+        if self.dir is None and self.level is not None and self.level >= AckLevel.FSYNC:
             raise InvalidConfigError("level", "a log in memory cannot be synced; give it a dir, or level WAL")
         if self.max_hours is not None and not self.max_hours > 0:
             raise InvalidConfigError("max_hours", f"{self.max_hours!r} must be more than 0")

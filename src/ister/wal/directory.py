@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -20,16 +19,19 @@ from ister.core.columns import scan_run, strip_markers
 from ister.core.errors import CorruptLogError, DiskFullError, MissingFileError, UnknownFormatError
 from ister.core.frame import HEADER_BYTES, Marker, encode_marker
 from ister.core.recover import Recovery, Scanner, Verdict
+from ister.ports.files import append_all, create_draft
 from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, load_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ister.core.columns import Frames
     from ister.ports.files import File, Files, Lock
 
 log = structlog.get_logger()
+
+ASIDE = ".aside"
+"""What is added to the name of a file that is no longer part of the log, because objects hold more."""
 
 READ_BYTES = 1024 * 1024
 """How much of a file is read at a time, and how far apart the places are that can be sought."""
@@ -37,12 +39,13 @@ READ_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class Segment:
-    """One log file: where it is, where its messages start, and places in it to seek by."""
+    """One log file: where it is, where its messages start, its size once it is sealed, and places in it to seek by."""
 
     seq: int
     first: int
     path: Path
     append_time_us: int = 0
+    size: int = 0
     index: list[tuple[int, int]] = field(default_factory=list)
 
     def place(self, offset: int) -> tuple[int, int]:
@@ -87,6 +90,14 @@ class FileNames:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """Where objects end, and the append time of their last message: a log that ends earlier starts anew there."""
+
+    offset: int
+    append_time_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedLog:
     """A log that is ready to be appended to: its files, the last of them open, and where it stands."""
 
@@ -99,12 +110,18 @@ class OpenedLog:
     append_time_us: int
 
 
-def open_directory(files: Files, directory: Path, names: FileNames, nonce: int, log_name: str) -> OpenedLog:
+def open_directory(
+    files: Files, directory: Path, names: FileNames, nonce: int, log_name: str, resume: Resume | None = None
+) -> OpenedLog:
     """Take ownership of a directory and make its log ready; changes nothing when it refuses."""
     files.make_directory(directory)
     lock = files.lock(directory)
     try:
-        return _open_locked(files, directory, names, nonce, lock)
+        opened = _open_locked(files, directory, names, nonce, lock)
+        if resume is None or opened.next_offset >= resume.offset:
+            return opened
+        opened.active.close()
+        return _start_behind(files, directory, names, nonce, opened, resume)
     except OSError as error:
         lock.release()
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
@@ -113,6 +130,25 @@ def open_directory(files: Files, directory: Path, names: FileNames, nonce: int, 
     except BaseException:
         lock.release()
         raise
+
+
+def _start_behind(
+    files: Files, directory: Path, names: FileNames, nonce: int, opened: OpenedLog, resume: Resume
+) -> OpenedLog:
+    """Set a log aside that is behind what objects hold, and start a new file where they end.
+
+    Oldest first: a crash in between leaves a log that starts later, or none, and objects hold all of it.
+    """
+    for segment in opened.segments:
+        files.rename(segment.path, segment.path.with_name(segment.path.name + ASIDE))
+        files.sync_directory(directory)
+    seq = opened.segments[-1].seq + 1
+    segment = Segment(seq, resume.offset, directory / names.name(seq, resume.offset))
+    file = files.create(segment.path)
+    files.sync_directory(directory)
+    log.warning("log_behind", directory=str(directory), log_stop=opened.next_offset, objects_stop=resume.offset)
+    append_time_us = max(opened.append_time_us, resume.append_time_us)
+    return OpenedLog(opened.lock, [segment], file, 0, nonce, resume.offset, append_time_us)
 
 
 def judge_file(files: Files, segment: Segment, limit: int | None) -> Recovery:
@@ -149,35 +185,6 @@ def unreadable(segment: Segment, stop: int | None, error: OSError) -> MissingFil
     """Name a file that is there and cannot be read, or is not there."""
     reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
     return MissingFileError(str(segment.path), segment.first, -1 if stop is None else stop, reason)
-
-
-def append_all(file: File, parts: Sequence[Frames]) -> None:
-    """Write every byte, going on after a short write; for files that nobody reads yet."""
-    for part in parts:
-        rest = memoryview(part)
-        while rest:
-            taken = file.append([rest])
-            if taken <= 0:
-                raise OSError(errno.EIO, "the file takes no bytes")
-            rest = rest[taken:]
-
-
-def create_draft(files: Files, path: Path) -> tuple[Path, File]:
-    """Make a file under a temporary name beside `path`, in place of one that a failed write has left."""
-    draft = path.with_name(path.name + ".tmp")
-    with suppress(FileNotFoundError):
-        files.remove(draft)
-    return draft, files.create(draft)
-
-
-def replace_file(files: Files, path: Path, data: bytes) -> None:
-    """Put a small file in place whole; not synced, for caches."""
-    draft, file = create_draft(files, path)
-    try:
-        append_all(file, [data])
-    finally:
-        file.close()
-    files.rename(draft, path)
 
 
 def read_checkpoint(files: Files, directory: Path) -> dict[int, SealedFile]:
@@ -235,6 +242,7 @@ def _open_locked(files: Files, directory: Path, names: FileNames, nonce: int, lo
     log.info("log_rescued", directory=str(directory), verdict=found.verdict.value, file=last.path.name, byte=found.end,
              reason=found.reason, start=segment.first, stop=found.next_offset)  # fmt: skip
     last.index = [place for place in last.index if place[0] < segment.first or place[1] == 0]
+    last.size = found.size
     return OpenedLog(lock, [*segments, segment], file, size, nonce, found.next_offset, append_time_us)
 
 
@@ -309,11 +317,11 @@ def _check_readable(files: Files, segments: Sequence[Segment]) -> None:
     for segment, after in pairwise(segments):
         try:
             file = files.open_read(segment.path)
-            empty = file.size() == 0
+            segment.size = file.size()
             file.close()
         except OSError as error:
             raise unreadable(segment, after.first, error) from error
-        if empty and after.first > segment.first:
+        if not segment.size and after.first > segment.first:
             raise MissingFileError(str(segment.path), segment.first, after.first, "is empty")
 
 

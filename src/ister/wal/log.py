@@ -25,12 +25,13 @@ from ister.core.errors import (
 from ister.core.warm import warm
 from ister.ports.clock import SystemClock
 from ister.ports.files import OsFiles
+from ister.ports.progress import Progress
 from ister.wal.active import ActiveFiles, BrokenFileError, NoRoomToRotateError, sealed_files
 from ister.wal.cache import FrameCache
 from ister.wal.config import AckLevel, SyncMode, WalConfig
-from ister.wal.directory import FileNames, OpenedLog, Segment, open_directory
+from ister.wal.directory import FileNames, OpenedLog, Resume, Segment, open_directory
 from ister.wal.pending import CHUNK_BYTES, Tick, arrow_chunks, fail, message_chunks
-from ister.wal.reader import WalReader
+from ister.wal.reader import WalReader, read_raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ister.core.columns import Chunk
     from ister.core.message import StreamMessage
     from ister.core.offsets import StartPosition
+    from ister.core.segment import Place, RawRun
     from ister.ports.clock import Clock
     from ister.ports.files import File, Files
     from ister.wal.pending import Waiter
@@ -67,7 +69,9 @@ class Wal:
         self._sync_waiters: list[tuple[int, Waiter]] = []
         self._rotate_waiters: list[Waiter] = []
         self._refused: Refusals = []
-        self._news: set[asyncio.Future[None]] = set()
+        self._visible = Progress(self._next)
+        self._written_bytes = 0
+        self._synced_bytes = Progress(0)
         self._job = ""
         self._job_waiters: list[asyncio.Future[None]] = []
         self._rotate_wanted = self._sync_wanted = False
@@ -78,8 +82,13 @@ class Wal:
         self._poison = ""
 
     @classmethod
-    async def with_config(cls, config: WalConfig, *, files: Files | None = None, clock: Clock | None = None) -> Wal:
-        """Open a log: own its directory, recover what is there, and bring an unsynced tail to safety."""
+    async def with_config(
+        cls, config: WalConfig, *, files: Files | None = None, clock: Clock | None = None, resume: Resume | None = None
+    ) -> Wal:
+        """Open a log: own its directory, recover what is there, and bring an unsynced tail to safety.
+
+        `resume` is where a later tier ends that provably holds everything before: a log that is behind starts there.
+        """
         clock = clock or SystemClock()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, warm)
@@ -89,7 +98,9 @@ class Wal:
         assert not isinstance(directory, str), "WalConfig makes it a path"
         files = files or OsFiles()
         names = FileNames.of(config.file_name)
-        opening = loop.run_in_executor(None, open_directory, files, directory, names, clock.wall_us(), config.name)
+        opening = loop.run_in_executor(
+            None, open_directory, files, directory, names, clock.wall_us(), config.name, resume
+        )
         try:
             opened = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -132,6 +143,11 @@ class Wal:
     def active_bytes(self) -> int:
         """How many bytes the active file has, 0 in memory."""
         return self._disk.pos if self._disk else 0
+
+    @property
+    def synced_bytes(self) -> Progress:
+        """How many bytes of messages were appended and synced since the log was opened."""
+        return self._synced_bytes
 
     @property
     def closed(self) -> bool:
@@ -240,7 +256,8 @@ class Wal:
     async def _remove(self, disk: ActiveFiles, doomed: list[Segment]) -> None:
         gone = await self._loop.run_in_executor(None, disk.remove, doomed)
         disk.segments[:0] = doomed[gone:]
-        log.info("log_pruned", log=self.config.name, files=gone, start=self.start_offset)
+        size = sum(segment.size for segment in doomed[:gone])
+        log.info("log_pruned", log=self.config.name, files=gone, bytes=size, start=self.start_offset)
 
     async def close(self) -> None:
         """Sync everything, let go of the directory, and end every reader; a poisoned log is only let go of.
@@ -269,7 +286,8 @@ class Wal:
         for timer in self._timers.values():
             timer.cancel()
         self._closed = True
-        self._announce()
+        self._visible.end()
+        self._synced_bytes.end()
         if self._disk is not None:
             let_go = self._disk.abandon if self._poison else self._disk.close
             try:
@@ -293,20 +311,15 @@ class Wal:
 
     async def wait_beyond(self, offset: int) -> None:
         """Return once the visible offset is above `offset`, or the log was closed."""
-        while self.visible_offset <= offset and not self._closed:
-            news: asyncio.Future[None] = self._loop.create_future()
-            self._news.add(news)
-            try:
-                await news
-            finally:
-                self._news.discard(news)
+        await self._visible.wait(offset + 1)
 
-    def _announce(self) -> None:
-        """Wake every reader that waits at the end."""
-        for news in self._news:
-            if not news.done():
-                news.set_result(None)
-        self._news.clear()
+    async def read_raw(self, offset: int, hint: Place | None, bytes_max: int) -> RawRun:
+        """Return bytes of the file that holds `offset`, from its frame on, unchecked; `hint` is where that may be."""
+        found = self.locate(offset) if offset >= self.start_offset else None
+        if found is None:
+            raise OffsetOutOfRangeError(offset, self.start_offset, self._next)
+        segment, stop = found
+        return await self._loop.run_in_executor(None, read_raw, self.files, segment, stop, offset, hint, bytes_max)
 
     # --- inside: writing ----------------------------------------------------------------------------------------------
 
@@ -387,10 +400,11 @@ class Wal:
                 raise WriteFailedError(self.config.name, self._poison) from error
         for chunk in chunks:
             self._cache.add(chunk)
+            self._written_bytes += len(chunk.frames)
         self._next = chunks[-1].stop
         self._append_time_us = append_time_us
         if not self._waits_for_sync:
-            self._announce()
+            self._visible.reach(self._next)
         if disk is None:
             return
         if self.config.sync_mode is SyncMode.PERIODIC:
@@ -456,12 +470,12 @@ class Wal:
             return
         self._job = "sync"
         self._sync_wanted = False
-        target = (self._next, disk.pos)
+        target = (self._next, disk.pos, self._written_bytes)
         refused, self._refused = self._refused, []
         disk.worker.run(disk.sync, partial(self._sync_done, disk, target, refused))
 
     def _sync_done(
-        self, disk: ActiveFiles, target: tuple[int, int], refused: Refusals, _: None, error: BaseException | None
+        self, disk: ActiveFiles, target: tuple[int, int, int], refused: Refusals, _: None, error: BaseException | None
     ) -> None:
         if error is not None:
             # Not retried: after a failed sync Linux marks the pages clean, so a second call succeeds for data that
@@ -469,16 +483,17 @@ class Wal:
             self._refused += refused
             self._poisoned(f"syncing {disk.active.path.name} failed: {_said(error)}")
         else:
-            offset, pos = target
+            offset, pos, count = target
             for waiters, refusal in refused:
                 fail(waiters, refusal)
-            self._synced_up_to(offset)
+            self._synced_up_to(offset, count)
             if offset > disk.attested and not self._poison:
                 self._attest(disk.mark, self._next, offset, pos)
         self._job_ended()
 
-    def _synced_up_to(self, offset: int) -> None:
+    def _synced_up_to(self, offset: int, count: int) -> None:
         self._synced = offset
+        self._synced_bytes.reach(count)
         waiting, self._sync_waiters = self._sync_waiters, []
         for wanted, waiter in waiting:
             if wanted > offset:
@@ -486,7 +501,7 @@ class Wal:
             elif not waiter.done():
                 waiter.set_result(wanted - 1)
         if self._waits_for_sync:
-            self._announce()
+            self._visible.reach(offset)
 
     def _start_rotation(self) -> None:
         disk = self._disk
@@ -507,7 +522,7 @@ class Wal:
     def _rotation_done(self, disk: ActiveFiles, segment: Segment, file: File, error: BaseException | None) -> None:
         if isinstance(error, NoRoomToRotateError):
             # The old file is synced and goes on; the next append tries again.
-            self._synced_up_to(segment.first)
+            self._synced_up_to(segment.first, self._written_bytes)
             full = DiskFullError(self.config.name)
             fail(self._rotate_waiters, full)
             self._rotate_waiters = []
@@ -520,7 +535,7 @@ class Wal:
             sealed = disk.active
             disk.switch(segment, file, self._clock.wall_us())
             log.info("file_sealed", log=self.config.name, file=sealed.path.name, start=sealed.first, stop=segment.first)
-            self._synced_up_to(segment.first)
+            self._synced_up_to(segment.first, self._written_bytes)
             self._attest(disk.begin, self._next)
             self._rotated(segment.first)
         self._job_ended()

@@ -14,13 +14,14 @@ from ister.core import kernels
 from ister.core.columns import Chunk, Scan, corrupt, messages_of, scan_run
 from ister.core.errors import CorruptLogError, LogClosedError, OffsetOutOfRangeError
 from ister.core.frame import HEADER, HEADER_BYTES
+from ister.core.segment import Place, RawRun
 from ister.wal.directory import READ_BYTES, Segment, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ister.core.message import StreamMessage
-    from ister.ports.files import Files
+    from ister.ports.files import File, Files
     from ister.wal.log import Wal
 
 
@@ -151,6 +152,45 @@ def _read_segment(
             count = READ_BYTES
     finally:
         file.close()
+
+
+def read_raw(files: Files, segment: Segment, stop: int, offset: int, hint: Place | None, bytes_max: int) -> RawRun:
+    """Read raw bytes from the frame of `offset` on; the caller checks them."""
+    file = files.open_read(segment.path)
+    try:
+        if hint is not None and hint.seq == segment.seq:
+            at = hint.byte
+        elif offset == segment.first:
+            at = 0
+        else:
+            try:
+                at = _find_frame(file, segment, offset, *segment.place(offset))
+            except CorruptLogError:
+                at = _find_frame(file, segment, offset, segment.first, 0)  # a place to seek by is a cache
+        return RawRun(str(segment.path), Place(segment.seq, at), file.read(at, bytes_max), stop)
+    except OSError as error:
+        raise unreadable(segment, stop, error) from error
+    finally:
+        file.close()
+
+
+def _find_frame(file: File, segment: Segment, offset: int, known: int, at: int) -> int:
+    """Return the byte at which the frame of `offset` begins, behind a place that is known."""
+    count = READ_BYTES
+    while True:
+        data = file.read(at, count)
+        scan = scan_run(data, first_offset=known, wanted=offset)
+        if scan.rows:
+            return at + scan.first_row
+        if not scan.end:
+            if len(data) < count or scan.code != kernels.NEED_MORE:
+                raise corrupt(str(segment.path), at, known, scan.code or kernels.NEED_MORE)
+            _, length, _ = HEADER.unpack_from(data)
+            count = HEADER_BYTES + length
+            continue
+        at += scan.end
+        known = scan.next_offset
+        count = READ_BYTES
 
 
 def chunk_of_nothing(offset: int) -> tuple[Chunk, Scan]:

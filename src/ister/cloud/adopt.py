@@ -1,0 +1,115 @@
+"""Decide what becomes of objects that were put and not described: the log's own are adopted, others left alone.
+
+An object is the log's own when its frames are whole, dense, and hold the same messages. Markers are not compared: after
+a crash the log may have its messages in another file, behind other markers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ister.core.columns import scan_run, strip_markers
+from ister.core.errors import CorruptObjectError
+from ister.core.offsets import StartPosition
+from ister.core.segment import describe, generation_prefix, parse_key
+
+if TYPE_CHECKING:
+    from ister.cloud.catalog import ObjectCatalog
+    from ister.cloud.log import SyncedLog
+    from ister.core.columns import Frames
+    from ister.core.segment import Descriptor, ObjectName
+    from ister.ports.objects import CloudStore, ObjectInfo
+
+log = structlog.get_logger()
+
+
+async def adopt(
+    store: CloudStore,
+    catalog: ObjectCatalog,
+    synced_log: SyncedLog,
+    stop: int,
+    *,
+    epoch: int,
+    ahead_allowed: bool,
+) -> list[Descriptor]:
+    """Describe objects that continue at `stop`, one after the other; returns their descriptions."""
+    prefix = generation_prefix(catalog.topic, catalog.generation)
+    adopted: list[Descriptor] = []
+    async for info in store.list(prefix, after=f"{prefix}data-{stop:020}"):
+        name = parse_key(info.key)
+        if name is None or name.start < stop:
+            continue
+        if name.start > stop:
+            break
+        if name.stop > synced_log.synced_offset and not ahead_allowed:
+            log.warning("object_ahead_of_log", key=info.key, log_stop=synced_log.synced_offset)
+            continue
+        descriptor = await _judge(store, info, name, synced_log, epoch)
+        if descriptor is None:
+            continue
+        await catalog.add(descriptor)
+        log.info("object_adopted", key=info.key, start=name.start, stop=name.stop)
+        adopted.append(descriptor)
+        stop = name.stop
+    return adopted
+
+
+async def same_messages(store: CloudStore, key: str, name: ObjectName, data: Frames, epoch: int) -> Descriptor | None:
+    """Describe an object that is there already if it holds these messages; None when it holds others."""
+    loop = asyncio.get_running_loop()
+    info = await store.stat(key)
+    if info is None:
+        return None  # gone again: whoever owns that name is not us
+    there = await store.read(key, 0, info.size, etag=info.etag)
+    try:
+        descriptor = await loop.run_in_executor(None, _describe, there, info, name, epoch)
+    except CorruptObjectError as error:
+        log.warning("object_damaged", key=key, cause=str(error))
+        return None
+    if there == data:
+        return descriptor
+    mine, theirs = await loop.run_in_executor(None, lambda: (strip_markers(data), strip_markers(there)))
+    return descriptor if mine == theirs else None
+
+
+async def _judge(
+    store: CloudStore, info: ObjectInfo, name: ObjectName, synced_log: SyncedLog, epoch: int
+) -> Descriptor | None:
+    loop = asyncio.get_running_loop()
+    stat = await store.stat(info.key)
+    if stat is None:
+        return None
+    data = await store.read(info.key, 0, stat.size, etag=stat.etag)
+    try:
+        descriptor = await loop.run_in_executor(None, _describe, data, stat, name, epoch)
+    except CorruptObjectError as error:
+        log.warning("object_not_adopted", key=info.key, cause=str(error))
+        return None
+    start, stop = max(name.start, synced_log.start_offset), min(name.stop, synced_log.synced_offset)
+    if start < stop and not await _equals_log(data, name, synced_log, start, stop):
+        log.warning("object_not_adopted", key=info.key, cause="its messages are others than those in the log")
+        return None
+    return descriptor
+
+
+async def _equals_log(data: bytes, name: ObjectName, synced_log: SyncedLog, start: int, stop: int) -> bool:
+    """Compare an object's messages in [start, stop) with the log's."""
+    scan = scan_run(data, first_offset=name.start, limit=stop, wanted=start)
+    mine = memoryview(strip_markers(memoryview(data)[scan.first_row : scan.end]))
+    reader = synced_log.create_reader(StartPosition.offset(start))
+    at = 0
+    while at < len(mine):
+        frames, found = await reader.read_frames()
+        theirs = strip_markers(memoryview(frames)[found.first_row : found.end])
+        count = min(len(theirs), len(mine) - at)
+        if mine[at : at + count] != theirs[:count]:
+            return False
+        at += count
+    return True
+
+
+def _describe(data: bytes, info: ObjectInfo, name: ObjectName, epoch: int) -> Descriptor:
+    return describe(data, info.key, name, epoch=epoch, etag=info.etag)

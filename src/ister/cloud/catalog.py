@@ -1,0 +1,129 @@
+"""The descriptions of one topic's objects, in metadata, one key an object, in order of their offsets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ister.core.errors import CorruptMetadataError, FencedError, MissingSpanError
+from ister.core.segment import Descriptor, object_key
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ister.core.names import TopicName
+    from ister.ports.metadata import Entry, Metadata
+
+PAGE = 32
+
+
+class OtherOwnerError(FencedError):
+    """Someone else described an object of this topic."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"metadata key {key} was written by another owner of this topic; this one stops uploading")
+
+
+class ObjectCatalog:
+    """What metadata says of the objects of one topic and generation."""
+
+    def __init__(self, metadata: Metadata, root_prefix: str, topic: TopicName, generation: int) -> None:
+        self.topic = topic
+        self.generation = generation
+        self._metadata = metadata
+        self._prefix = catalog_prefix(root_prefix, topic, generation)
+
+    def object_key(self, descriptor: Descriptor) -> str:
+        """Return the key of a described object."""
+        return object_key(self.topic, self.generation, descriptor.start, descriptor.stop)
+
+    async def first(self) -> Descriptor | None:
+        """Return the oldest object's description."""
+        found = await self._metadata.list(self._prefix, limit=1)
+        return self._load(found[0]) if found else None
+
+    async def last(self) -> Descriptor | None:
+        """Return the newest object's description."""
+        found = await self._metadata.list(self._prefix, limit=1, reverse=True)
+        return self._load(found[0]) if found else None
+
+    async def find(self, offset: int) -> Descriptor | None:
+        """Return the description of the object that holds an offset, None when none does."""
+        found = await self._metadata.list(self._prefix, start=self._key(offset), limit=1, reverse=True)
+        descriptor = self._load(found[0]) if found else None
+        return descriptor if descriptor is not None and offset < descriptor.stop else None
+
+    async def span(self, start: int, stop: int) -> AsyncIterator[Descriptor]:
+        """Give the descriptions that cover [start, stop), in order; MissingSpanError names a hole before it is passed."""
+        descriptor = await self.find(start)
+        if descriptor is None:
+            raise await self._hole(start, stop)
+        yield descriptor
+        while descriptor.stop < stop:
+            page = await self._metadata.list(self._prefix, start=self._key(descriptor.stop), limit=PAGE)
+            for entry in page:
+                following = self._load(entry)
+                if following.start != descriptor.stop:
+                    raise MissingSpanError(descriptor.stop, following.start, "no object describes them")
+                descriptor = following
+                yield descriptor
+                if descriptor.stop >= stop:
+                    return
+            if not page:
+                raise MissingSpanError(descriptor.stop, stop, "no object describes them")
+
+    async def add(self, descriptor: Descriptor) -> None:
+        """Describe an object; the same description twice is one. OtherOwnerError when there is another one."""
+        key, value = self._key(descriptor.start), descriptor.dump()
+        if await self._metadata.cas(key, value, version=0) is not None:
+            return
+        there = await self._metadata.get(key)
+        if there is None:
+            raise OtherOwnerError(key)
+        found = self._load(there)
+        if (found.stop, found.size, found.checksum) != (descriptor.stop, descriptor.size, descriptor.checksum):
+            raise OtherOwnerError(key)
+
+    async def remove(self, descriptor: Descriptor) -> None:
+        """Take a description away."""
+        await self._metadata.delete(self._key(descriptor.start))
+
+    async def is_empty(self) -> bool:
+        """Tell whether nothing is described."""
+        return not await self._metadata.list(self._prefix, limit=1)
+
+    async def all(self) -> AsyncIterator[Descriptor]:
+        """Give every description in order, whether they join or not."""
+        start = ""
+        while page := await self._metadata.list(self._prefix, start=start, limit=PAGE):
+            for entry in page:
+                yield self._load(entry)
+            start = page[-1].key + "\0"
+
+    async def clear(self) -> int:
+        """Remove every description, the newest first, so that what is left has no hole; returns how many there were."""
+        count = 0
+        while page := await self._metadata.list(self._prefix, limit=PAGE, reverse=True):
+            for entry in page:
+                await self._metadata.delete(entry.key)
+                count += 1
+        return count
+
+    async def _hole(self, start: int, stop: int) -> MissingSpanError:
+        after = await self._metadata.list(self._prefix, start=self._key(start), limit=1)
+        ends = min(stop, self._load(after[0]).start) if after else stop
+        return MissingSpanError(start, ends, "no object describes them")
+
+    def _key(self, start: int) -> str:
+        return f"{self._prefix}{start:020}"
+
+    def _load(self, entry: Entry) -> Descriptor:
+        descriptor = Descriptor.load(entry.key, entry.value)
+        if entry.key != self._key(descriptor.start) or descriptor.generation != self.generation:
+            raise CorruptMetadataError(entry.key, "it describes another object than its name says")
+        return descriptor
+
+
+def catalog_prefix(root_prefix: str, topic: TopicName, generation: int) -> str:
+    """Return what the keys of a generation's descriptions begin with."""
+    return f"{root_prefix.rstrip('/')}/storage/objects/{topic.namespace}/{topic.topic}/{generation:010}/"

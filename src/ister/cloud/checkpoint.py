@@ -1,0 +1,65 @@
+"""Where in the log's files the next upload begins: a cache beside them, so that the place need not be searched."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from ister.core.envelope import seal, unseal
+from ister.core.segment import Place
+from ister.ports.files import replace_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ister.ports.files import Files
+
+log = structlog.get_logger()
+
+UPLOAD_NAME = "upload.json"
+VERSION = 1
+
+
+class UploadedTo(NamedTuple):
+    """Everything below `offset` is in objects; its frame begins at `place`, or behind markers there."""
+
+    offset: int
+    place: Place
+
+
+class UploadCheckpoint:
+    """The file `upload.json` of one log; deleting it changes nothing but time."""
+
+    def __init__(self, files: Files, directory: Path) -> None:
+        self._files = files
+        self._path = directory / UPLOAD_NAME
+
+    async def load(self) -> UploadedTo | None:
+        """Return what was saved last; None when it cannot be had."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._load)
+
+    async def save(self, offset: int, place: Place) -> None:
+        """Remember a place; a disk that refuses costs time at the next start, and no more."""
+        data = seal({"version": VERSION, "offset": offset, "file_seq": place.seq, "byte_pos": place.byte})
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, replace_file, self._files, self._path, data)
+        except OSError as error:
+            log.warning("upload_checkpoint_not_written", file=str(self._path), cause=error.strerror)
+
+    def _load(self) -> UploadedTo | None:
+        try:
+            file = self._files.open_read(self._path)
+            try:
+                content = unseal(file.read(0, file.size()))
+            finally:
+                file.close()
+            if content["version"] != VERSION:
+                return None
+            return UploadedTo(content["offset"], Place(content["file_seq"], content["byte_pos"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("upload_checkpoint_not_read", file=str(self._path), cause=str(error))
+            return None

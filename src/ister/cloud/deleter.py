@@ -1,0 +1,124 @@
+"""Prune a topic's log behind its objects: what is old or too much, and provably in completed objects."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ister.cloud.proof import prove, sweep_orphans
+from ister.core.errors import InvalidConfigError, IsterError
+from ister.core.retain import overdue_below, proven_below
+
+if TYPE_CHECKING:
+    from ister.cloud.catalog import ObjectCatalog
+    from ister.cloud.log import PrunableLog
+    from ister.cloud.uploader import Uploader
+    from ister.ports.clock import Clock
+    from ister.ports.objects import CloudStore
+
+log = structlog.get_logger()
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What the log keeps although objects have it; the defaults are the specified ones."""
+
+    time_minutes: int | None = 2880
+    size_mb: int | None = 20480
+    check_interval_minutes: float = 5
+
+    def __post_init__(self) -> None:
+        for setting in ("time_minutes", "size_mb"):
+            value = getattr(self, setting)
+            if value is not None and value < 0:
+                raise InvalidConfigError(setting, f"{value!r} must not be negative")
+        if not self.check_interval_minutes > 0:
+            raise InvalidConfigError("check_interval_minutes", f"{self.check_interval_minutes!r} must be more than 0")
+
+    @property
+    def size_bytes(self) -> int | None:
+        """The size in bytes."""
+        return None if self.size_mb is None else self.size_mb * MIB
+
+
+class Deleter:
+    """One topic's deleter; `run` as a task, or `tick` by hand."""
+
+    def __init__(
+        self,
+        prunable: PrunableLog,
+        store: CloudStore,
+        catalog: ObjectCatalog,
+        uploader: Uploader,
+        retention: Retention,
+        clock: Clock,
+    ) -> None:
+        self._log = prunable
+        self._store = store
+        self._catalog = catalog
+        self._uploader = uploader
+        self._retention = retention
+        self._clock = clock
+        self._sweep_from = self._sweep_next = 0
+        self.problem: IsterError | None = None
+
+    async def run(self) -> None:
+        """Check again and again until cancelled."""
+        while True:
+            await asyncio.sleep(self._retention.check_interval_minutes * 60)
+            try:
+                await self.tick()
+                await self.sweep()
+            except IsterError as error:
+                self.problem = error
+                log.warning("prune_failed", topic=str(self._catalog.topic), cause=str(error))
+            else:
+                self.problem = None
+
+    async def tick(self) -> int:
+        """Prune what may go; returns the oldest offset that is left in the log."""
+        segments = await self._log.dated_segments()
+        wanted = overdue_below(
+            segments,
+            active_bytes=self._log.active_bytes,
+            time_s=None if self._retention.time_minutes is None else self._retention.time_minutes * 60,
+            size_bytes=self._retention.size_bytes,
+            now_us=self._clock.wall_us(),
+        )
+        below = proven_below(segments, wanted=wanted, uploaded=self._uploader.uploaded.value)
+        start = self._log.log_start
+        if below <= start:
+            return start
+        # A description is a promise; before the log's copy goes, ask the store whether it keeps it.
+        await prove(self._store, self._catalog, start, below)
+        return await self._log.prune(below)
+
+    async def sweep(self) -> int:
+        """Delete orphans; at first among all objects, then among those that are new."""
+        upto = self._uploader.uploaded.value
+        swept = await sweep_orphans(self._store, self._catalog, upto, after=self._sweep_from)
+        # One round behind: a put whose answer was lost may land late.
+        self._sweep_from, self._sweep_next = self._sweep_next, upto
+        return swept
+
+
+class GrowthWatch:
+    """Warns as a log grows that nobody carries away and nobody prunes."""
+
+    def __init__(self, topic: str, retention: Retention) -> None:
+        self._topic = topic
+        self._limit = retention.size_bytes or 1024 * MIB
+
+    def look(self, size: int) -> None:
+        """Warn when the size has passed the limit, and again each time it has doubled."""
+        if size > self._limit:
+            log.warning(
+                "log_grows", topic=self._topic, bytes=size,
+                hint="uploads are off, so nothing is pruned: enable uploader, or choose a retention policy",
+            )  # fmt: skip
+            self._limit = size * 2

@@ -1,0 +1,156 @@
+"""Read messages from objects: seek by the index, range by range, a little ahead, every frame checked.
+
+Never a whole object for one message: the first range after a seek is small, the next are larger. What is held at a time
+is bounded: a few ranges, and the descriptions of a few objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ister.core import kernels
+from ister.core.columns import REASONS, messages_of, scan_run
+from ister.core.errors import CorruptObjectError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from ister.cloud.catalog import ObjectCatalog
+    from ister.core.columns import Scan
+    from ister.core.message import StreamMessage
+    from ister.core.segment import Descriptor
+    from ister.ports.objects import CloudStore
+
+SEEK_BYTES = 256 * 1024
+RANGE_BYTES = 1024 * 1024
+AHEAD = 2
+"""How many ranges are checked and wait to be used; one more is being checked, and one more is being read."""
+
+
+class CloudReader:
+    """Reads one topic's objects; `open` gives a stream of [start, stop)."""
+
+    def __init__(self, store: CloudStore, catalog: ObjectCatalog) -> None:
+        self.store = store
+        self.catalog = catalog
+
+    def open(self, start: int, stop: int) -> ObjectStream:
+        """Read the messages [start, stop), in order, each once; MissingSpanError when objects do not hold them all."""
+        return ObjectStream(self, start, stop)
+
+
+class ObjectStream:
+    """An ordered stream of messages from objects; close it when you stop early."""
+
+    def __init__(self, reader: CloudReader, start: int, stop: int) -> None:
+        self._reader = reader
+        self._topic = str(reader.catalog.topic)
+        self._next = start
+        self._stop = stop
+        self._ready: Iterator[StreamMessage] = iter(())
+        self._queue: asyncio.Queue[tuple[bytes, Scan, str] | BaseException] = asyncio.Queue(AHEAD)
+        self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that will be read from objects next."""
+        return self._next
+
+    def __aiter__(self) -> ObjectStream:
+        return self
+
+    async def __anext__(self) -> StreamMessage:
+        for message in self._ready:
+            return message
+        self._ready = iter(await self.read())
+        for message in self._ready:
+            return message
+        raise StopAsyncIteration
+
+    async def read(self) -> list[StreamMessage]:
+        """Return the next messages, about a MiB at most; none at the end."""
+        run = await self._take()
+        if run is None:
+            return []
+        data, scan, key = run
+        return messages_of(data, scan, self._topic, key)
+
+    async def read_frames(self) -> tuple[bytes, Scan] | None:
+        """Return the next frames as they are stored, checked, with what was found in them; None at the end."""
+        run = await self._take()
+        return None if run is None else run[:2]
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.wait({self._pump})
+
+    async def _take(self) -> tuple[bytes, Scan, str] | None:
+        if self._next >= self._stop:
+            return None
+        if self._pump is None:
+            self._pump = asyncio.create_task(self._read_ahead())
+        item = await self._queue.get()
+        if isinstance(item, BaseException):
+            self._queue.put_nowait(item)  # whoever asks again is told again
+            raise item
+        self._next = item[1].next_offset
+        return item
+
+    # --- reading ahead ------------------------------------------------------------------------------------------------
+
+    async def _read_ahead(self) -> None:
+        try:
+            async for descriptor in self._reader.catalog.span(self._next, self._stop):
+                async for item in self._read_object(descriptor, max(self._next, descriptor.start)):
+                    await self._queue.put(item)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # whatever it is, it belongs to whoever reads
+            await self._queue.put(error)
+
+    async def _read_object(self, descriptor: Descriptor, wanted: int) -> AsyncIterator[tuple[bytes, Scan, str]]:
+        """Give the checked runs of one object from the message `wanted` on."""
+        key = self._reader.catalog.object_key(descriptor)
+        stop = min(self._stop, descriptor.stop)
+        offset, at = descriptor.place(wanted)
+        loop = asyncio.get_running_loop()
+        size = SEEK_BYTES if wanted > offset or at else RANGE_BYTES
+        fetch = self._fetch(key, descriptor, at, size)
+        held = b""
+        try:
+            while offset < stop:
+                data = held + await fetch
+                following = at + len(data)
+                if following < descriptor.size:
+                    fetch = self._fetch(key, descriptor, following, RANGE_BYTES)
+                scan = await loop.run_in_executor(None, _scan, data, offset, stop, max(wanted, offset))
+                if scan.code not in {kernels.OK, kernels.NEED_MORE} or (
+                    following >= descriptor.size and scan.next_offset < stop
+                ):
+                    reason = REASONS.get(scan.code, "it ends too early")
+                    raise CorruptObjectError(key, at + scan.end, scan.next_offset, reason)
+                if scan.rows:
+                    yield data, scan, key
+                held = data[scan.end :]
+                at += scan.end
+                offset = scan.next_offset
+        finally:
+            fetch.cancel()
+
+    def _fetch(self, key: str, descriptor: Descriptor, at: int, size: int) -> asyncio.Future[bytes]:
+        stop = min(descriptor.size, at + size)
+        reading = asyncio.ensure_future(self._reader.store.read(key, at, stop, etag=descriptor.etag))
+        reading.add_done_callback(_noticed)  # a read ahead that fails is told when it is needed, or never
+        return reading
+
+
+def _scan(data: bytes, offset: int, limit: int, wanted: int) -> Scan:
+    return scan_run(data, first_offset=offset, limit=limit, wanted=wanted)
+
+
+def _noticed(reading: asyncio.Future[bytes]) -> None:
+    if not reading.cancelled():
+        reading.exception()

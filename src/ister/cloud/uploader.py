@@ -1,0 +1,285 @@
+"""Carry a topic's log to objects: whole, checked frames that are synced, in order, each byte once.
+
+Object, then description, then checkpoint; a message counts as uploaded once its object is described. Whatever step a
+crash falls between, the next start finds the object and adopts it, because it holds the same messages (docs/adr/0008).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ister.cloud.adopt import adopt, same_messages
+from ister.core import kernels
+from ister.core.columns import REASONS
+from ister.core.errors import (
+    BusyError,
+    CorruptError,
+    CorruptLogError,
+    FencedError,
+    ForeignObjectError,
+    InvalidConfigError,
+    IsterError,
+    MissingSpanError,
+    ObjectExistsError,
+    UnknownOutcomeError,
+)
+from ister.core.segment import OBJECT_BYTES, ObjectName, Place, descriptor_of, frame_bytes, object_key, survey
+from ister.ports.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ister.cloud.catalog import ObjectCatalog
+    from ister.cloud.checkpoint import UploadCheckpoint
+    from ister.cloud.log import SyncedLog
+    from ister.core.segment import Descriptor, RawRun, Survey
+    from ister.ports.objects import CloudStore
+
+log = structlog.get_logger()
+
+HURRY_S = 0.1
+"""The least time between the starts of two cycles when someone waits for level cloud: together they share an object."""
+RETRY_S = 1.0
+RETRY_MAX_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadOptions:
+    """How often objects are made and how large; the defaults are the specified ones."""
+
+    enabled: bool = True
+    interval_s: float = 300.0
+    max_object_mb: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.interval_s > 0:
+            raise InvalidConfigError("interval_seconds", f"{self.interval_s!r} must be more than 0")
+        if self.max_object_mb is not None and self.max_object_mb < 1:
+            raise InvalidConfigError("max_object_mb", f"{self.max_object_mb!r} must be at least 1")
+
+    @property
+    def object_bytes(self) -> int:
+        """Where an object is cut."""
+        cap = OBJECT_BYTES if self.max_object_mb is None else self.max_object_mb * 1024 * 1024
+        return min(OBJECT_BYTES, cap)
+
+
+class NotInCloudError(UnknownOutcomeError):
+    """A message is in the log and synced, but not yet in an object."""
+
+    def __init__(self, topic: str, offset: int, cause: str) -> None:
+        self.topic = topic
+        self.offset = offset
+        self.cause = cause
+        super().__init__(
+            f"topic {topic}: messages below offset {offset} are in the log and synced, but not yet in an object "
+            f"({cause}); do not send them again, they are uploaded once that is mended"
+        )
+
+
+class Uploader:
+    """One topic's uploader; `recover`, then `run` as a task, then `drain`."""
+
+    def __init__(
+        self,
+        synced_log: SyncedLog,
+        store: CloudStore,
+        catalog: ObjectCatalog,
+        checkpoint: UploadCheckpoint,
+        options: UploadOptions,
+        *,
+        epoch: int = 0,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.uploaded = Progress(0)
+        self.problem: IsterError | None = None
+        self.stopped = False
+        self._log = synced_log
+        self._store = store
+        self._catalog = catalog
+        self._checkpoint = checkpoint
+        self._options = options
+        self._epoch = epoch
+        self._jitter = jitter
+        self._place: Place | None = None
+        self._recovered = False
+        self._wake = asyncio.Event()
+        self._cycle_lock = asyncio.Lock()
+        self._failures = 0
+        self._waiting = 0
+
+    @property
+    def topic(self) -> str:
+        """Whose log it carries."""
+        return str(self._catalog.topic)
+
+    # --- where to go on -----------------------------------------------------------------------------------------------
+
+    async def recover(self, *, log_is_open: bool) -> Descriptor | None:
+        """Find where to go on, adopting objects that were put and not described; returns the last description.
+
+        Before the log is open to producers, objects may be ahead of it; afterwards only what equals the log is adopted.
+        """
+        last = await self._catalog.last()
+        stop = last.stop if last else 0
+        adopted = await adopt(
+            self._store, self._catalog, self._log, stop, epoch=self._epoch, ahead_allowed=not log_is_open
+        )
+        last = adopted[-1] if adopted else last
+        stop = last.stop if last else 0
+        place = await self._checkpoint.load()
+        self._place = place.place if place is not None and place.offset == stop else None
+        self.uploaded.reach(stop)
+        self._recovered = True
+        return last
+
+    def carry_on(self, synced_log: SyncedLog) -> None:
+        """Go on with the log that was opened anew where objects end."""
+        self._log = synced_log
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Upload cycle by cycle until cancelled, or until something is wrong that only a person can mend."""
+        loop = asyncio.get_running_loop()
+        while not self.stopped:
+            began = loop.time()
+            await self._attempt()
+            await self._pause(began)
+
+    async def drain(self) -> None:
+        """Upload everything that is synced now; raises what is in the way."""
+        await self._cycle()
+
+    async def wait_uploaded(self, offset: int, timeout_s: float) -> None:
+        """Return once every message below `offset` is in a described object; NotInCloudError when that takes too long."""
+        if self.uploaded.value >= offset:
+            return
+        if self.stopped:
+            raise NotInCloudError(self.topic, offset, str(self.problem))
+        self.hurry()
+        self._waiting += 1
+        try:
+            await asyncio.wait_for(self.uploaded.wait(offset), timeout_s)
+        except TimeoutError:
+            cause = str(self.problem) if self.problem else f"it took longer than {timeout_s:g} s"
+            raise NotInCloudError(self.topic, offset, cause) from None
+        finally:
+            self._waiting -= 1
+        if self.uploaded.value < offset:
+            raise NotInCloudError(self.topic, offset, str(self.problem or "uploading has ended"))
+
+    def hurry(self) -> None:
+        """Start the next cycle soon."""
+        self._wake.set()
+
+    def end(self) -> None:
+        """Tell whoever waits that nothing more is uploaded."""
+        self.uploaded.end()
+
+    async def _attempt(self) -> None:
+        self._wake.clear()
+        try:
+            await self._cycle()
+        except (CorruptError, FencedError) as error:
+            self.problem, self.stopped = error, True
+            self.uploaded.end()
+            log.error("upload_stopped", topic=self.topic, offset=self.uploaded.value, cause=str(error))  # noqa: TRY400  # an alarm for people: the sentence says it all
+        except IsterError as error:
+            self._failures += 1
+            self.problem = error
+            log.warning("upload_failed", topic=self.topic, tries=self._failures, cause=str(error))
+        else:
+            self._failures = 0
+            self.problem = None
+
+    async def _pause(self, began: float) -> None:
+        """Wait until the next cycle is due: time, bytes, someone who waits, or another try."""
+        if self.stopped:
+            return
+        loop = asyncio.get_running_loop()
+        if self._failures:
+            retry_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
+            await asyncio.sleep(min(retry_s, self._options.interval_s))
+            return
+        enough = self._log.synced_bytes.value + self._options.object_bytes
+        if self._waiting and self.uploaded.value < self._log.next_offset:
+            self._wake.set()
+        bytes_wait = asyncio.ensure_future(self._log.synced_bytes.wait(enough))
+        wake_wait = asyncio.ensure_future(self._wake.wait())
+        waits = {bytes_wait, wake_wait}
+        try:
+            await asyncio.wait(waits, timeout=self._options.interval_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self._wake.is_set():
+            await asyncio.sleep(max(0.0, began + HURRY_S - loop.time()))
+
+    # --- one cycle ----------------------------------------------------------------------------------------------------
+
+    async def _cycle(self) -> None:
+        async with self._cycle_lock:
+            if not self._recovered:
+                await self.recover(log_is_open=True)
+            if self._log.start_offset > self.uploaded.value:
+                raise MissingSpanError(self.uploaded.value, self._log.start_offset)
+            synced = self._log.synced_offset
+            if self._log.next_offset > synced:
+                with suppress(BusyError, UnknownOutcomeError):  # what was synced before is carried all the same
+                    await self._log.sync()
+                synced = self._log.synced_offset
+            while self.uploaded.value < synced:
+                await self._upload_one(synced)
+
+    async def _upload_one(self, synced: int) -> None:
+        start = self.uploaded.value
+        run, found = await self._next_run(start, synced)
+        data = memoryview(run.data)[: found.end]
+        name = ObjectName(self._catalog.generation, start, found.next_offset)
+        key = object_key(self._catalog.topic, *name)
+        loop = asyncio.get_running_loop()
+        descriptor = await loop.run_in_executor(None, _describe, data, found, name, self._epoch)
+        try:
+            info = await self._store.put_if_absent(key, data)
+            descriptor = replace(descriptor, etag=info.etag)
+        except ObjectExistsError:
+            # An attempt of ours whose answer was lost, or another's: the bytes decide.
+            there = await same_messages(self._store, key, name, data, self._epoch)
+            if there is None:
+                raise ForeignObjectError(key, "its messages are others than those in the log") from None
+            descriptor = there
+        await self._catalog.add(descriptor)
+        self._place = Place(run.place.seq, run.place.byte + found.end)
+        self.uploaded.reach(descriptor.stop)
+        log.info("object_completed", topic=self.topic, start=start, stop=descriptor.stop, bytes=descriptor.size)
+        await self._checkpoint.save(descriptor.stop, self._place)
+
+    async def _next_run(self, start: int, synced: int) -> tuple[RawRun, Survey]:
+        """Read and check the next object's worth of frames; a hint that misleads is dropped, damage is told."""
+        loop = asyncio.get_running_loop()
+        size, hint = self._options.object_bytes, self._place
+        while True:
+            run = await self._log.read_raw(start, hint, size)
+            limit = min(synced, run.limit)
+            found = await loop.run_in_executor(None, lambda: survey(run.data, start, limit=limit))  # noqa: B023  # awaited at once
+            whole = found.code == kernels.OK or (found.code == kernels.NEED_MORE and len(run.data) == size)
+            if found.next_offset > start:
+                return run, found
+            if hint is not None:
+                hint = None  # a checkpoint is a cache
+            elif found.code == kernels.NEED_MORE and whole:
+                size = found.end + frame_bytes(memoryview(run.data), found.end)
+            else:
+                reason = REASONS.get(found.code, "the file ends too early")
+                raise CorruptLogError(run.file, run.place.byte + found.end, start, reason)
+
+
+def _describe(data: memoryview, found: Survey, name: ObjectName, epoch: int) -> Descriptor:
+    return descriptor_of(data, found, name, epoch=epoch, etag="")

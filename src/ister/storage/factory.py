@@ -1,0 +1,361 @@
+"""Make each topic's storage: its directory, its log, its uploader and deleter; find all of them again after a restart.
+
+The next offset of a topic is the largest over its tiers. A log that is behind its objects starts anew where they end,
+if they provably hold everything before; with an empty log and a tier that cannot be asked, the topic is unavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ister.cloud import CloudReader, Deleter, ObjectCatalog, Retention, Uploader, UploadOptions
+from ister.cloud.checkpoint import UploadCheckpoint
+from ister.cloud.deleter import GrowthWatch
+from ister.cloud.proof import prove
+from ister.core.errors import (
+    BusyError,
+    ClientError,
+    InvalidConfigError,
+    InvalidNameError,
+    IsterError,
+    StoreUnavailableError,
+    UnknownTopicError,
+)
+from ister.core.handoff import Span
+from ister.core.names import TopicName
+from ister.core.segment import generation_prefix, topic_prefix
+from ister.ports.clock import SystemClock
+from ister.ports.files import LOCK_NAME, OsFiles
+from ister.storage.registry import TopicRegistry
+from ister.storage.tiers import CLOUD_TIMEOUT_S, ObjectTier
+from ister.storage.wal_storage import WalStorage
+from ister.wal import Wal
+from ister.wal.config import AckLevel, WalConfig
+from ister.wal.directory import Resume
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ister.core.segment import Descriptor
+    from ister.ports.clock import Clock
+    from ister.ports.files import Files
+    from ister.ports.metadata import Metadata
+    from ister.ports.objects import CloudStore
+    from ister.storage.registry import TopicRecord
+
+log = structlog.get_logger()
+
+OPEN_AT_ONCE = 16
+ASK_TIMEOUT_S = 10.0
+"""How long the opening of a log that has messages waits for the object store."""
+
+
+class UnknownHistoryError(ClientError):
+    """Objects of a topic exist that neither metadata nor the disk knows of."""
+
+    def __init__(self, topic: str, store: str) -> None:
+        self.topic = topic
+        super().__init__(
+            f"{store} has objects of topic {topic}, but neither metadata nor the log's directory knows that topic; "
+            "run `ister objects rebuild` to get it back, or delete those objects"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicsConfig:
+    """The settings that all topics of a factory share; `wal.dir` is the directory under which each has its own."""
+
+    wal: WalConfig
+    upload: UploadOptions = field(default_factory=UploadOptions)
+    retention: Retention = field(default_factory=Retention)
+    root_prefix: str = "/danube-data"
+    cloud_timeout_s: float = CLOUD_TIMEOUT_S
+    drain_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.wal.dir is None:
+            raise InvalidConfigError("wal.dir", "topics with objects need a directory for their logs")
+
+
+@dataclass(slots=True)
+class _Open:
+    """A topic that is open, and the tasks that work for it."""
+
+    record: TopicRecord
+    storage: WalStorage
+    uploader: Uploader | None
+    deleter: Deleter | None
+    tasks: list[asyncio.Task[None]]
+
+
+class WalStorageFactory:
+    """Makes, finds and deletes topics; `start` it first, `shutdown` at the end."""
+
+    def __init__(
+        self,
+        config: TopicsConfig,
+        *,
+        store: CloudStore,
+        metadata: Metadata,
+        files: Files | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = config
+        self.problems: dict[TopicName, IsterError] = {}
+        self._store = store
+        self._metadata = metadata
+        self._files = files or OsFiles()
+        self._clock = clock or SystemClock()
+        self._registry = TopicRegistry(metadata, config.root_prefix)
+        self._open: dict[TopicName, _Open] = {}
+        self._locks: dict[TopicName, asyncio.Lock] = {}
+
+    @property
+    def _root(self) -> Path:
+        root = self.config.wal.dir
+        assert root is not None, "TopicsConfig refuses that"
+        assert not isinstance(root, str), "WalConfig makes it a path"
+        return root
+
+    # --- topics -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> list[TopicName]:
+        """Open every topic found on disk or in metadata; returns them.
+
+        A topic that cannot be opened does not keep the others from it: `problems` says what is wrong with it.
+        """
+        known = await self._registry.all()
+        on_disk = await asyncio.get_running_loop().run_in_executor(None, self._directories)
+        gate = asyncio.Semaphore(OPEN_AT_ONCE)
+
+        async def open_one(topic: TopicName) -> None:
+            record = known.get(topic)
+            async with gate:
+                try:
+                    if record is not None and record.deleted:
+                        async with self._lock(topic):
+                            await self._remove(topic, record)
+                    else:
+                        await self.for_topic(topic)
+                except (IsterError, OSError) as error:
+                    self.problems[topic] = error if isinstance(error, IsterError) else BusyError(str(error))
+                    log.error("topic_not_opened", topic=str(topic), cause=str(error))  # noqa: TRY400  # told whole
+
+        await asyncio.gather(*(open_one(topic) for topic in sorted({*known, *on_disk})))
+        return sorted(self._open)
+
+    async def topics(self) -> list[TopicName]:
+        """Return every topic that there is."""
+        known = await self._registry.all()
+        return sorted(topic for topic, record in known.items() if not record.deleted)
+
+    async def for_topic(self, topic: str | TopicName, *, level: AckLevel | None = None) -> WalStorage:
+        """Return a topic's storage, opened or made if it is not open yet."""
+        name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
+        async with self._lock(name):
+            opened = self._open.get(name)
+            if opened is None:
+                opened = self._open[name] = await self._open_topic(name, level)
+                self.problems.pop(name, None)
+            return opened.storage
+
+    async def delete_topic(self, topic: str | TopicName) -> None:
+        """Delete a topic: its log, objects and descriptions; its name can be used again at once.
+
+        What a crash leaves of it is removed at the next start.
+        """
+        name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
+        async with self._lock(name):
+            record = await self._registry.mark_deleted(name)
+            if record is None:
+                raise UnknownTopicError(str(name), str(self._root))
+            opened = self._open.pop(name, None)
+            if opened is not None:
+                await self._stop(opened)
+                with suppress(BusyError):  # a poisoned log is deleted like any other
+                    await opened.storage.close()
+            await self._remove(name, record)
+            self.problems.pop(name, None)
+
+    async def shutdown(self) -> None:
+        """Carry away what waits, as far as time allows, and close every topic."""
+        async with asyncio.TaskGroup() as group:
+            for opened in self._open.values():
+                group.create_task(self._close(opened))
+        self._open.clear()
+
+    def uploader(self, topic: TopicName) -> Uploader | None:
+        """Return an open topic's uploader."""
+        return self._open[topic].uploader
+
+    def deleter(self, topic: TopicName) -> Deleter | None:
+        """Return an open topic's deleter."""
+        return self._open[topic].deleter
+
+    # --- opening ------------------------------------------------------------------------------------------------------
+
+    async def _open_topic(self, topic: TopicName, level: AckLevel | None) -> _Open:
+        loop = asyncio.get_running_loop()
+        on_disk = (await loop.run_in_executor(None, self._directories)).get(topic, [])
+        if not on_disk and await self._registry.get(topic) is None:
+            async for _ in self._store.list(topic_prefix(topic)):
+                raise UnknownHistoryError(str(topic), self._store.name)
+        record = await self._registry.claim(topic, on_disk)
+        directory = self._root.joinpath(*topic.path_parts(), str(record.generation))
+        shared = self.config.wal
+        config = replace(shared, dir=directory, topic=str(topic), level=shared.level if level is None else level)
+        if config.ack_level >= AckLevel.CLOUD and not self.config.upload.enabled:
+            raise InvalidConfigError("level", "CLOUD needs the uploader; enable it, or choose level FSYNC")
+        catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
+        wal = await Wal.with_config(config, files=self._files, clock=self._clock)
+        try:
+            wal, uploader, last = await self._join_tiers(wal, catalog, record)
+            first = await catalog.first()
+        except BaseException:
+            await wal.close()
+            raise
+        known = Span(first.start, last.stop) if first and last else Span(0, 0)
+        tier = ObjectTier(CloudReader(self._store, catalog), uploader, known, self.config.cloud_timeout_s)
+        storage = WalStorage.from_wal(wal, tier)
+        return self._start_tasks(topic, record, storage, uploader, catalog)
+
+    async def _join_tiers(
+        self, wal: Wal, catalog: ObjectCatalog, record: TopicRecord
+    ) -> tuple[Wal, Uploader | None, Descriptor | None]:
+        """Find where objects end, and start the log anew there if it is behind."""
+        last = await catalog.last()
+        uploader = None
+        if self.config.upload.enabled:
+            checkpoint = UploadCheckpoint(self._files, self._directory_of(wal))
+            uploader = Uploader(wal, self._store, catalog, checkpoint, self.config.upload, epoch=record.epoch)
+            log_is_enough = wal.next_offset > 0 and (last is None or wal.next_offset >= last.stop)
+            try:
+                async with asyncio.timeout(ASK_TIMEOUT_S if log_is_enough else None):
+                    last = await uploader.recover(log_is_open=False)
+            except (StoreUnavailableError, TimeoutError) as error:
+                if not log_is_enough:
+                    raise
+                log.warning("objects_not_asked", topic=str(catalog.topic), cause=str(error) or "no answer in time")
+        if last is None or last.stop <= wal.next_offset:
+            return wal, uploader, last
+        start = min(wal.start_offset, wal.next_offset)
+        await prove(self._store, catalog, start, last.stop)
+        await wal.close()
+        resumed = await Wal.with_config(
+            wal.config, files=self._files, clock=self._clock, resume=Resume(last.stop, last.append_time_us)
+        )
+        if uploader is not None:
+            uploader.carry_on(resumed)
+        return resumed, uploader, last
+
+    def _start_tasks(
+        self,
+        topic: TopicName,
+        record: TopicRecord,
+        storage: WalStorage,
+        uploader: Uploader | None,
+        catalog: ObjectCatalog,
+    ) -> _Open:
+        if uploader is None:
+            watch = asyncio.create_task(self._watch_growth(topic, storage))
+            return _Open(record, storage, None, None, [watch])
+        deleter = Deleter(storage, self._store, catalog, uploader, self.config.retention, self._clock)
+        tasks = [asyncio.create_task(uploader.run()), asyncio.create_task(deleter.run())]
+        return _Open(record, storage, uploader, deleter, tasks)
+
+    async def _watch_growth(self, topic: TopicName, storage: WalStorage) -> None:
+        watch = GrowthWatch(str(topic), self.config.retention)
+        while True:
+            watch.look(storage.active_bytes + sum(segment.size for segment in storage.sealed_segments()))
+            await asyncio.sleep(self.config.retention.check_interval_minutes * 60)
+
+    # --- closing and deleting -----------------------------------------------------------------------------------------
+
+    async def _stop(self, opened: _Open) -> None:
+        for task in opened.tasks:
+            task.cancel()
+        if opened.tasks:
+            await asyncio.wait(opened.tasks)
+        if opened.uploader is not None:
+            opened.uploader.end()
+
+    async def _close(self, opened: _Open) -> None:
+        for task in opened.tasks:
+            task.cancel()
+        await asyncio.wait(opened.tasks)
+        if opened.uploader is not None:
+            try:
+                async with asyncio.timeout(self.config.drain_timeout_s):
+                    await opened.uploader.drain()
+            except (IsterError, TimeoutError) as error:
+                cause = str(error) or f"it took longer than {self.config.drain_timeout_s:g} s"
+                log.warning("not_all_uploaded", topic=opened.uploader.topic, offset=opened.uploader.uploaded.value,
+                            cause=cause)  # fmt: skip
+            opened.uploader.end()
+        await opened.storage.close()
+
+    async def _remove(self, topic: TopicName, record: TopicRecord) -> None:
+        """Remove what is left of a deleted generation; can be done again and again."""
+        catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
+        keys = [info.key async for info in self._store.list(generation_prefix(topic, record.generation))]
+        for key in keys:
+            await self._store.delete(key)
+        described = await catalog.clear()
+        directory = self._root.joinpath(*topic.path_parts(), str(record.generation))
+        await asyncio.get_running_loop().run_in_executor(None, self._remove_directory, directory)
+        log.info(
+            "topic_deleted", topic=str(topic), generation=record.generation, objects=len(keys), described=described
+        )
+
+    def _remove_directory(self, directory: Path) -> None:
+        try:
+            names = self._files.names(directory)
+        except FileNotFoundError:
+            return
+        lock = self._files.lock(directory)
+        try:
+            for name in names:
+                if name != LOCK_NAME:
+                    self._files.remove(directory / name)
+            with suppress(FileNotFoundError):
+                self._files.remove(directory / LOCK_NAME)
+            self._files.remove_directory(directory)
+            self._files.sync_directory(directory.parent)
+        finally:
+            lock.release()
+
+    # --- the disk -----------------------------------------------------------------------------------------------------
+
+    def _directories(self) -> dict[TopicName, list[int]]:
+        """Return the topics that have a directory, with their generations."""
+        found: dict[TopicName, list[int]] = {}
+        for namespace in self._names(self._root):
+            for topic in self._names(self._root / namespace):
+                generations = [name for name in self._names(self._root / namespace / topic) if name.isdecimal()]
+                if not generations:
+                    continue
+                try:
+                    found[TopicName(namespace, topic)] = sorted(int(name) for name in generations)
+                except InvalidNameError:
+                    log.warning("directory_ignored", directory=str(self._root / namespace / topic))
+        return found
+
+    def _names(self, directory: Path) -> list[str]:
+        try:
+            return self._files.names(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _directory_of(self, wal: Wal) -> Path:
+        directory = wal.config.dir
+        assert directory is not None, "every log of a factory has one"
+        assert not isinstance(directory, str), "WalConfig makes it a path"
+        return directory
+
+    def _lock(self, topic: TopicName) -> asyncio.Lock:
+        return self._locks.setdefault(topic, asyncio.Lock())

@@ -1,0 +1,121 @@
+"""Which topics there are, in metadata: one record a name, which survives deletion so that a generation is used once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ister.core.errors import CorruptMetadataError, FencedError
+from ister.core.names import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ister.ports.metadata import Entry, Metadata
+
+VERSION = 1
+PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """A topic's generation, the count of its openings, and whether it was deleted."""
+
+    generation: int
+    epoch: int
+    deleted: bool = False
+
+
+class TopicTakenError(FencedError):
+    """Another process changed a topic's record at the same moment."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        super().__init__(f"topic {topic} was opened or deleted by another process at the same moment; try again")
+
+
+class TopicRegistry:
+    """The records of all topics."""
+
+    def __init__(self, metadata: Metadata, root_prefix: str) -> None:
+        self._metadata = metadata
+        self._prefix = f"{root_prefix.rstrip('/')}/storage/topics/"
+
+    async def get(self, topic: TopicName) -> TopicRecord | None:
+        """Return a topic's record, None when there never was one."""
+        entry = await self._metadata.get(self._key(topic))
+        return None if entry is None else _load(entry)
+
+    async def all(self) -> dict[TopicName, TopicRecord]:
+        """Return every record, those of deleted topics too."""
+        found: dict[TopicName, TopicRecord] = {}
+        start = ""
+        while page := await self._metadata.list(self._prefix, start=start, limit=PAGE):
+            for entry in page:
+                found[TopicName.parse(entry.key.removeprefix(self._prefix[:-1]))] = _load(entry)
+            start = page[-1].key + "\0"
+        return found
+
+    async def claim(self, topic: TopicName, on_disk: Sequence[int]) -> TopicRecord:
+        """Open a topic: decide its generation, count its epoch, and write that down before anything else is done."""
+        entry = await self._metadata.get(self._key(topic))
+        record = decide_record(None if entry is None else _load(entry), on_disk)
+        await self._write(topic, record, 0 if entry is None else entry.version)
+        return record
+
+    async def mark_deleted(self, topic: TopicName) -> TopicRecord | None:
+        """Say that a topic is deleted; from then on its name means another generation. None when there is no such."""
+        entry = await self._metadata.get(self._key(topic))
+        if entry is None:
+            return None
+        record = replace(_load(entry), deleted=True)
+        await self._write(topic, record, entry.version)
+        return record
+
+    async def restore(self, topic: TopicName, generation: int) -> None:
+        """Write down a topic that was found in a listing of objects; refused when there is a record."""
+        await self._write(topic, TopicRecord(generation, 0), 0)
+
+    async def _write(self, topic: TopicName, record: TopicRecord, version: int) -> None:
+        content = {
+            "version": VERSION,
+            "generation": record.generation,
+            "epoch": record.epoch,
+            "deleted": record.deleted,
+        }
+        value = json.dumps(content, separators=(",", ":")).encode()
+        if await self._metadata.cas(self._key(topic), value, version=version) is None:
+            raise TopicTakenError(str(topic))
+
+    def _key(self, topic: TopicName) -> str:
+        return f"{self._prefix}{topic.namespace}/{topic.topic}"
+
+
+def decide_record(known: TopicRecord | None, on_disk: Sequence[int]) -> TopicRecord:
+    """Return what a topic is opened as.
+
+    A deleted generation is never used again. A generation on disk that metadata does not know means that metadata was
+    lost or is old: names on disk are the truth.
+    """
+    newest = max(on_disk, default=0)
+    if known is None:
+        return TopicRecord(newest or 1, 1)
+    if known.deleted:
+        return TopicRecord(max(known.generation + 1, newest), known.epoch + 1)
+    return TopicRecord(max(known.generation, newest), known.epoch + 1)
+
+
+def _load(entry: Entry) -> TopicRecord:
+    try:
+        content = json.loads(entry.value)
+        if content["version"] != VERSION:
+            raise CorruptMetadataError(
+                entry.key, f"its version is {content['version']!r}, this release knows {VERSION}"
+            )
+        generation, epoch, deleted = content["generation"], content["epoch"], content["deleted"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptMetadataError(entry.key, f"it is not a topic's record ({type(error).__name__})") from None
+    if not (isinstance(generation, int) and isinstance(epoch, int) and isinstance(deleted, bool) and generation > 0):
+        raise CorruptMetadataError(entry.key, "what it says of a topic cannot be")
+    return TopicRecord(generation, epoch, deleted)
