@@ -109,6 +109,11 @@ class OpenedLog:
     next_offset: int
     append_time_us: int
 
+    def abandon(self) -> None:
+        """Let go of it without touching it."""
+        self.active.close()
+        self.lock.release()
+
 
 def open_directory(
     files: Files, directory: Path, names: FileNames, nonce: int, log_name: str, resume: Resume | None = None

@@ -572,9 +572,7 @@ class Wal:
 
 def _abandon(opening: asyncio.Future[OpenedLog]) -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opened = opening.result()
-        opened.active.close()
-        opened.lock.release()
+        opening.result().abandon()
 
 
 def _said(error: BaseException) -> str:
