@@ -41,6 +41,9 @@ class SimLoop(asyncio.BaseEventLoop):
     def _process_events(self, events):
         assert not events
 
+    def _write_to_self(self):
+        """Nothing to wake: nobody else is there."""
+
     def run_in_executor(self, executor, func, *args):
         future = self.create_future()
         self.call_later(self._rng.choice((0.0, 0.0001, 0.003)), self._work, future, func, args)

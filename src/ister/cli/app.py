@@ -26,6 +26,20 @@ wal = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(
     wal, name="wal", help="Look into a log's files. Reads only; safe while the log is in use.", epilog=EXIT_CODES
 )
+config = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(
+    config,
+    name="config",
+    help="Write, check and show a configuration file. Secrets are never shown.",
+    epilog=EXIT_CODES,
+)
+objects = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(
+    objects,
+    name="objects",
+    help="Check objects, or get lost metadata back from them.",
+    epilog=EXIT_CODES,
+)
 
 
 class Output(Enum):
@@ -36,6 +50,13 @@ class Output(Enum):
 
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="A table for people, or JSON for programs.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The configuration.", show_default="none")
+]
+DataDirOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Data directory.", show_default="./danube-data")
+]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, like /default/orders.")]
 
 
 def main() -> None:
@@ -123,4 +144,202 @@ def _verify(
             show_json(report)
         else:
             show_table(report)
+        leave_with(report.problems)
+
+
+@config.command("init", epilog=EXIT_CODES)
+def _config_init(
+    path: Annotated[Path, typer.Argument(help="The new file; - prints it.")] = Path("ister.yml"),
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a configuration with every key, its default and what it does.
+
+    Example: ister config init ister.yml
+    """
+    from ister.cli.config_init import write_starter  # noqa: PLC0415  # see demo
+
+    with reporting():
+        write_starter(path, "w" if force else "x")
+
+
+@config.command("check", epilog=EXIT_CODES)
+def _config_check(file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration, in YAML.")]) -> None:
+    """Check a configuration: all problems at once, one line each.
+
+    Example: ister config check ister.yml
+    """
+    from ister.cli.config_check import check_file  # noqa: PLC0415  # see demo
+
+    with reporting():
+        check_file(file)
+
+
+@config.command("show", epilog=EXIT_CODES)
+def _config_show(
+    *,
+    file: Annotated[
+        Path | None, typer.Option("--config", "-c", metavar="FILE", help="The configuration.", show_default="none")
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory for what the file gives no place.", show_default="./danube-data"),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show the values in force and where each came from.
+
+    Example: ister config show --config ister.yml --data-dir /var/lib/ister
+    """
+    from ister.cli.config_show import load_or_refuse, show_json, show_table  # noqa: PLC0415  # see demo
+
+    with reporting():
+        loaded = load_or_refuse(file, data_dir)
+        if output is Output.JSON:
+            show_json(loaded)
+        else:
+            show_table(loaded)
+
+
+@app.command("topics", epilog=EXIT_CODES)
+def _topics(
+    *,
+    file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the topics.
+
+    Reads only; safe beside a running broker.
+
+    Example: ister topics --data-dir /var/lib/ister
+    """
+    from ister.cli.config_show import load_or_refuse  # noqa: PLC0415  # see demo
+    from ister.cli.topics import list_topics, show_json, show_table  # noqa: PLC0415  # see demo
+
+    with reporting():
+        lines = list_topics(load_or_refuse(file, data_dir).config)
+        if output is Output.JSON:
+            show_json(lines)
+        else:
+            show_table(lines)
+
+
+@app.command("tiers", epilog=EXIT_CODES)
+def _tiers(
+    topic: TopicArgument,
+    *,
+    file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what each tier holds of a topic, and what waits.
+
+    Reads only; safe beside a running broker.
+
+    Example: ister tiers /default/orders --data-dir /var/lib/ister
+    """
+    from ister.cli.config_show import load_or_refuse  # noqa: PLC0415  # see demo
+    from ister.cli.tiers import report_tiers  # noqa: PLC0415  # see demo
+    from ister.cli.tiers_lines import show_json, show_table  # noqa: PLC0415  # see demo
+
+    with reporting():
+        report = report_tiers(load_or_refuse(file, data_dir).config, topic)
+        if output is Output.JSON:
+            show_json(report)
+        else:
+            show_table(report)
+        leave_with(report.problems)
+
+
+@app.command("read", epilog=EXIT_CODES)
+def _read(
+    topic: TopicArgument,
+    *,
+    start: Annotated[
+        int | None, typer.Option("--from", min=0, metavar="N", help="Begin here.", show_default="the oldest")
+    ] = None,
+    stop: Annotated[
+        int | None,
+        typer.Option("--to", min=0, metavar="M", help="Stop before.", show_default="the end now"),
+    ] = None,
+    file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    output: OutputOption = Output.TABLE,
+    payload: Annotated[bool, typer.Option("--payload", help="Show whole payloads (JSON has them).")] = False,
+) -> None:
+    """Read messages from whichever tier has them.
+
+    Reads only; safe beside a running broker.
+
+    Example: ister read /default/orders --from 1000 --to 1100
+    """
+    from ister.cli import read_lines  # noqa: PLC0415  # see demo
+    from ister.cli.config_show import load_or_refuse  # noqa: PLC0415  # see demo
+    from ister.cli.read import read_topic  # noqa: PLC0415  # see demo
+
+    with reporting():
+        config = load_or_refuse(file, data_dir).config
+        if output is Output.JSON:
+            read_topic(config, topic, start, stop, read_lines.json_lines())
+        elif payload:
+            read_topic(config, topic, start, stop, read_lines.table_with_payloads())
+        else:
+            read_topic(config, topic, start, stop, read_lines.table())
+
+
+@objects.command("verify", epilog=EXIT_CODES)
+def _objects_verify(
+    topic: TopicArgument,
+    *,
+    file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Read every object of a topic back and check it.
+
+    Reads only; safe beside a running broker.
+
+    Example: ister objects verify /default/orders --config ister.yml
+    """
+    from ister.cli.config_show import load_or_refuse  # noqa: PLC0415  # see demo
+    from ister.cli.objects_lines import show_verified, show_verified_json  # noqa: PLC0415  # see demo
+    from ister.cli.objects_verify import verify_with_bar  # noqa: PLC0415  # see demo
+
+    with reporting():
+        report = verify_with_bar(load_or_refuse(file, data_dir).config, topic)
+        if output is Output.JSON:
+            show_verified_json(report)
+        else:
+            show_verified(report)
+        leave_with(report.problems)
+
+
+@objects.command("rebuild", epilog=EXIT_CODES)
+def _objects_rebuild(
+    topics: Annotated[
+        list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.", show_default="all")
+    ] = None,
+    *,
+    file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and check everything, write nothing.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Get lost metadata back from the objects themselves.
+
+    Stop the broker first. Refused while metadata describes any object.
+
+    Example: ister objects rebuild --dry-run
+    """
+    from ister.cli.config_show import load_or_refuse  # noqa: PLC0415  # see demo
+    from ister.cli.objects_lines import show_rebuilt, show_rebuilt_json  # noqa: PLC0415  # see demo
+    from ister.cli.objects_rebuild import rebuild_with_bar  # noqa: PLC0415  # see demo
+
+    with reporting():
+        report = rebuild_with_bar(load_or_refuse(file, data_dir).config, topics or [], dry_run=dry_run)
+        if output is Output.JSON:
+            show_rebuilt_json(report)
+        else:
+            show_rebuilt(report)
         leave_with(report.problems)

@@ -7,6 +7,7 @@ a crash the log may have its messages in another file, behind other markers.
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import structlog
@@ -38,22 +39,23 @@ async def adopt(
     """Describe objects that continue at `stop`, one after the other; returns their descriptions."""
     prefix = generation_prefix(catalog.topic, catalog.generation)
     adopted: list[Descriptor] = []
-    async for info in store.list(prefix, after=f"{prefix}data-{stop:020}"):
-        name = parse_key(info.key)
-        if name is None or name.start < stop:
-            continue
-        if name.start > stop:
-            break
-        if name.stop > synced_log.synced_offset and not ahead_allowed:
-            log.warning("object_ahead_of_log", key=info.key, log_stop=synced_log.synced_offset)
-            continue
-        descriptor = await _judge(store, info, name, synced_log, epoch)
-        if descriptor is None:
-            continue
-        await catalog.add(descriptor)
-        log.info("object_adopted", key=info.key, start=name.start, stop=name.stop)
-        adopted.append(descriptor)
-        stop = name.stop
+    async with aclosing(store.list(prefix, after=f"{prefix}data-{stop:020}")) as listing:
+        async for info in listing:
+            name = parse_key(info.key)
+            if name is None or name.start < stop:
+                continue
+            if name.start > stop:
+                break
+            if name.stop > synced_log.synced_offset and not ahead_allowed:
+                log.warning("object_ahead_of_log", key=info.key, log_stop=synced_log.synced_offset)
+                continue
+            descriptor = await _judge(store, info, name, synced_log, epoch)
+            if descriptor is None:
+                continue
+            await catalog.add(descriptor)
+            log.info("object_adopted", key=info.key, start=name.start, stop=name.stop)
+            adopted.append(descriptor)
+            stop = name.stop
     return adopted
 
 

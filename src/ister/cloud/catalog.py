@@ -8,7 +8,7 @@ from ister.core.errors import CorruptMetadataError, FencedError, MissingSpanErro
 from ister.core.segment import Descriptor, object_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from ister.core.names import TopicName
     from ister.ports.metadata import Entry, Metadata
@@ -53,7 +53,7 @@ class ObjectCatalog:
         descriptor = self._load(found[0]) if found else None
         return descriptor if descriptor is not None and offset < descriptor.stop else None
 
-    async def span(self, start: int, stop: int) -> AsyncIterator[Descriptor]:
+    async def span(self, start: int, stop: int) -> AsyncGenerator[Descriptor]:
         """Give the descriptions that cover [start, stop), in order; MissingSpanError names a hole before it is passed."""
         descriptor = await self.find(start)
         if descriptor is None:
@@ -92,7 +92,7 @@ class ObjectCatalog:
         """Tell whether nothing is described."""
         return not await self._metadata.list(self._prefix, limit=1)
 
-    async def all(self) -> AsyncIterator[Descriptor]:
+    async def all(self) -> AsyncGenerator[Descriptor]:
         """Give every description in order, whether they join or not."""
         start = ""
         while page := await self._metadata.list(self._prefix, start=start, limit=PAGE):

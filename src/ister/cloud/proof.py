@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import structlog
@@ -10,8 +11,6 @@ from ister.core.errors import CorruptObjectError, MissingObjectError, MissingSpa
 from ister.core.segment import generation_prefix, parse_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from ister.cloud.catalog import ObjectCatalog
     from ister.core.segment import Descriptor
     from ister.ports.objects import CloudStore, ObjectInfo
@@ -23,21 +22,21 @@ async def prove(store: CloudStore, catalog: ObjectCatalog, start: int, stop: int
     """Return if every offset of [start, stop) is in a described object that is there; else say what is not."""
     if start >= stop:
         return
-    listing: AsyncIterator[ObjectInfo] | None = None
+    first = await catalog.find(start)
+    prefix = generation_prefix(catalog.topic, catalog.generation)
+    after = f"{prefix}data-{start if first is None else first.start:020}"
     info: ObjectInfo | None = None
-    async for descriptor in catalog.span(start, stop):
-        key = catalog.object_key(descriptor)
-        if listing is None:
-            prefix = generation_prefix(catalog.topic, catalog.generation)
-            listing = store.list(prefix, after=f"{prefix}data-{descriptor.start:020}")
-        # Both are in order of their offsets, so one listing serves all.
-        while info is None or info.key < key:
-            info = await anext(listing, None)
-            if info is None:
-                break
-        if info is None or info.key != key:
-            raise MissingObjectError(key, store.name)
-        _compare(key, info, descriptor)
+    async with aclosing(store.list(prefix, after=after)) as listing, aclosing(catalog.span(start, stop)) as described:
+        async for descriptor in described:
+            key = catalog.object_key(descriptor)
+            # Both are in order of their offsets, so one listing serves all.
+            while info is None or info.key < key:
+                info = await anext(listing, None)
+                if info is None:
+                    break
+            if info is None or info.key != key:
+                raise MissingObjectError(key, store.name)
+            _compare(key, info, descriptor)
 
 
 def _compare(key: str, info: ObjectInfo, descriptor: Descriptor) -> None:

@@ -7,6 +7,7 @@ is bounded: a few ranges, and the descriptions of a few objects.
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from ister.core import kernels
@@ -14,7 +15,7 @@ from ister.core.columns import REASONS, messages_of, scan_run
 from ister.core.errors import CorruptObjectError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from ister.cloud.catalog import ObjectCatalog
     from ister.core.columns import Scan
@@ -103,15 +104,18 @@ class ObjectStream:
 
     async def _read_ahead(self) -> None:
         try:
-            async for descriptor in self._reader.catalog.span(self._next, self._stop):
-                async for item in self._read_object(descriptor, max(self._next, descriptor.start)):
-                    await self._queue.put(item)
+            start = self._next
+            async with aclosing(self._reader.catalog.span(start, self._stop)) as described:
+                async for descriptor in described:
+                    async with aclosing(self._read_object(descriptor, max(start, descriptor.start))) as runs:
+                        async for run in runs:
+                            await self._queue.put(run)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001  # whatever it is, it belongs to whoever reads
             await self._queue.put(error)
 
-    async def _read_object(self, descriptor: Descriptor, wanted: int) -> AsyncIterator[tuple[bytes, Scan, str]]:
+    async def _read_object(self, descriptor: Descriptor, wanted: int) -> AsyncGenerator[tuple[bytes, Scan, str]]:
         """Give the checked runs of one object from the message `wanted` on."""
         key = self._reader.catalog.object_key(descriptor)
         stop = min(self._stop, descriptor.stop)

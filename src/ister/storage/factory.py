@@ -7,7 +7,7 @@ if they provably hold everything before; with an empty log and a tier that canno
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -203,8 +203,9 @@ class WalStorageFactory:
         loop = asyncio.get_running_loop()
         on_disk = (await loop.run_in_executor(None, self._directories)).get(topic, [])
         if not on_disk and await self._registry.get(topic) is None:
-            async for _ in self._store.list(topic_prefix(topic)):
-                raise UnknownHistoryError(str(topic), self._store.name)
+            async with aclosing(self._store.list(topic_prefix(topic))) as listing:
+                if await anext(listing, None) is not None:
+                    raise UnknownHistoryError(str(topic), self._store.name)
         record = await self._registry.claim(topic, on_disk)
         directory = self._root.joinpath(*topic.path_parts(), str(record.generation))
         shared = self.config.wal

@@ -7,7 +7,7 @@ have moved the log's start meanwhile, or a file of the log may be damaged while 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from ister.cloud import CloudReader, ObjectStream, Uploader
     from ister.core.message import StreamMessage
-    from ister.wal import Wal, WalReader
+    from ister.wal.config import WalConfig
+    from ister.wal.directory import Segment
 
 log = structlog.get_logger()
 
@@ -47,17 +48,65 @@ class ObjectTier:
         return Span(self.known.start, max(self.known.stop, self.uploader.uploaded.value))
 
 
-class TieredReader:
-    """An ordered stream of messages; `async for message in reader`, or `await reader.read()` for a batch."""
+class LogReader(Protocol):
+    """Reads a log's messages in order."""
 
-    def __init__(self, wal: Wal, objects: ObjectTier, position: StartPosition) -> None:
+    @property
+    def next_offset(self) -> int:
+        """The offset that will be read from the log next."""
+        ...
+
+    async def read(self) -> list[StreamMessage]:
+        """Return the next messages; none only where a log that was looked at ends."""
+        ...
+
+
+class TierLog(Protocol):
+    """What is asked of the log in front of objects; a Wal, which goes on, or a LogView, which ends."""
+
+    @property
+    def config(self) -> WalConfig:
+        """Its settings; errors name it by them."""
+        ...
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset that it holds."""
+        ...
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind its last message."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        ...
+
+    def locate(self, offset: int) -> tuple[Segment, int] | None:
+        """Return the file that holds an offset, and the offset at which its messages end."""
+        ...
+
+    def create_reader(self, position: StartPosition) -> LogReader:
+        """Read from a position on."""
+        ...
+
+
+class TieredReader:
+    """An ordered stream of messages; `async for message in reader`, or `await reader.read()` for a batch.
+
+    It waits at the end of a log that goes on, and ends where one that was only looked at ends.
+    """
+
+    def __init__(self, wal: TierLog, objects: ObjectTier, position: StartPosition) -> None:
         if wal.closed:
             raise LogClosedError(wal.config.name)
         self._wal = wal
         self._objects = objects
         self._next: int = wal.next_offset if position.at is None else position.at
         self._ready: Iterator[StreamMessage] = iter(())
-        self._from_log: WalReader | None = None
+        self._from_log: LogReader | None = None
         self._from_objects: ObjectStream | None = None
         self._unreadable = NOTHING
         self._decide()  # an offset that nobody holds is told now
@@ -74,10 +123,12 @@ class TieredReader:
         for message in self._ready:
             return message
         self._ready = iter(await self._read())
-        return next(self._ready)
+        for message in self._ready:
+            return message
+        raise StopAsyncIteration
 
     async def read(self) -> list[StreamMessage]:
-        """Return the next messages, at least one; waits at the end of the log."""
+        """Return the next messages, at least one; waits at the end of the log, or gives none where it ends."""
         return list(self._ready) or await self._read()
 
     async def close(self) -> None:
@@ -97,7 +148,7 @@ class TieredReader:
                     await self.close()
             else:
                 messages = await self._read_log()
-            if messages:
+            if messages or self._from_log is not None:
                 return messages
 
     async def _read_log(self) -> list[StreamMessage]:

@@ -116,7 +116,7 @@ class WalReader:
     ) -> asyncio.Future[tuple[Chunk, Scan, int]]:
         """Have a thread read the next MiB; while its messages are built and used, it reads the one after that."""
         loop = asyncio.get_running_loop()
-        reading = loop.run_in_executor(None, _read_segment, self._wal.files, segment, offset, at, limit, wanted)
+        reading = loop.run_in_executor(None, read_segment, self._wal.files, segment, offset, at, limit, wanted)
         reading.add_done_callback(_noticed)  # a read ahead that fails is told when it is needed, or never
         return reading
 
@@ -126,7 +126,7 @@ def _noticed(reading: asyncio.Future[tuple[Chunk, Scan, int]]) -> None:
         reading.exception()
 
 
-def _read_segment(
+def read_segment(
     files: Files, segment: Segment, offset: int, at: int, limit: int, wanted: int
 ) -> tuple[Chunk, Scan, int]:
     """Read on from a place in a file until there is a message that is wanted; returns it with those behind it."""

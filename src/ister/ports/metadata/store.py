@@ -1,7 +1,7 @@
 """What Ister asks of a metadata store: small values under ordered keys, with versions, watches and leases.
 
 A version is a number that grows with every change of the store; that of a key is the version of its last change. 0 means
-absent. Keys are text that begins with `/`.
+absent. Keys are text that begins with `/`, ordered by their UTF-8 bytes; values are at most 1,500,000 bytes.
 """
 
 from __future__ import annotations
@@ -85,15 +85,18 @@ class Metadata(Protocol):
     async def list(
         self, prefix: str, *, start: str = "", limit: int | None = None, reverse: bool = False
     ) -> list[Entry]:
-        """Return entries whose keys begin with `prefix`, in order.
+        """Return entries whose keys begin with `prefix`, in order, all of one moment.
 
-        `start` is the first key to give; with `reverse` the last one, and the order is descending.
+        Keys before `start` are left out. With `reverse` the order is descending, and keys behind `start` are left out:
+        `list(p, start=k, limit=1, reverse=True)` gives the last entry that is not behind k.
         """
         ...
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
         """Give every change behind a version, in order, each once, for ever; goes on through lost connections.
 
+        A step that is cancelled loses nothing: ask again. The keys of a lease go at one version, several changes with
+        the same number: to resume elsewhere, use the version of the last change *before* the newest one's.
         WatchCompactedError when the store does not remember changes that old: list again, and watch from there.
         """
         ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from ister.core.columns import Frames
 
@@ -54,10 +54,10 @@ class CloudStore(Protocol):
         """Return what is known of an object, None when there is none."""
         ...
 
-    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+    def list(self, prefix: str, *, after: str = "") -> AsyncGenerator[ObjectInfo]:
         """Give the objects whose keys begin with `prefix` and sort behind `after`, in order of their keys.
 
-        Sizes are right; an etag may be empty although `stat` has one.
+        Close it (`aclosing`) when you stop early. Sizes are right; an etag may be empty although `stat` has one.
         """
         ...
 

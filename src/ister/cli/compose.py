@@ -1,0 +1,104 @@
+"""Put the parts together that a configuration asks for; the one place where settings become ports and options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
+
+from ister import config as settings
+from ister.cli.exits import InputError
+from ister.cloud import Retention, UploadOptions
+from ister.ports.files import OsFiles
+from ister.ports.metadata import MemoryMetadata, SqliteMetadata
+from ister.ports.objects import Patience, StoreSettings
+from ister.ports.objects import open_store as open_objects
+from ister.storage.factory import TopicsConfig
+from ister.wal import WalConfig
+
+if TYPE_CHECKING:
+    from ister.config import Config
+    from ister.ports.metadata import Metadata
+    from ister.ports.objects import CloudStore
+
+
+def open_store(config: Config, *, patience: Patience | None = None) -> CloudStore:
+    """Return the object store; asks it nothing yet."""
+    cloud = config.wal_cloud.cloud
+    return open_objects(StoreSettings(cloud.backend, cloud.root, cloud.revealed_options()), patience=patience)
+
+
+async def open_metadata(config: Config, *, read_only: bool) -> Metadata:
+    """Open the metadata store.
+
+    To read only: a file that is not there is not made, and memory of another process cannot be had. To write: a SQLite
+    file has one writer (LockedError names it); etcd has no such lock.
+    """
+    match config.wal_cloud.metadata.store:
+        case settings.MemoryMetadata():
+            if read_only:
+                raise InputError(
+                    "metadata.in_memory",
+                    "keeps metadata in the memory of the broker, where no other process can read it; use SQLite or etcd",
+                )
+            return MemoryMetadata()
+        case settings.SqliteMetadata(path):
+            if not read_only:
+                OsFiles().make_directory(path.parent)
+            elif not path.exists():
+                raise InputError(
+                    str(path),
+                    "does not exist, so no topic is known; check --data-dir or --config, and if the metadata was lost, "
+                    "run `ister objects rebuild`",
+                )
+            return await SqliteMetadata.open(path, read_only)
+        case settings.EtcdMetadata() as etcd:
+            from ister.ports.metadata.etcd import EtcdMetadata  # noqa: PLC0415  # gRPC costs half a second
+
+            return await EtcdMetadata.open(
+                etcd.endpoints,
+                ca=etcd.ca,
+                cert=etcd.cert,
+                key=etcd.key,
+                user=etcd.user,
+                password=None if etcd.password is None else etcd.password.get_secret_value(),
+            )
+        case store:
+            assert_never(store)
+
+
+def topics_config(config: Config) -> TopicsConfig:
+    """Return the settings that all topics share."""
+    wal, uploader, retention = config.wal_cloud.wal, config.wal_cloud.uploader, config.wal_cloud.wal.retention
+    return TopicsConfig(
+        wal=WalConfig(
+            dir=wal.dir,
+            file_name=wal.file_name,
+            cache_capacity=wal.cache_capacity,
+            fsync_interval_ms=wal.file_sync.interval_ms,
+            max_batch_bytes=wal.file_sync.max_batch_bytes,
+            max_bytes=wal.rotation.max_bytes,
+            max_hours=wal.rotation.max_hours,
+            sync_mode=wal.sync_mode,
+        ),
+        upload=UploadOptions(
+            enabled=uploader.enabled,
+            interval_s=float(uploader.interval_seconds),
+            max_object_mb=uploader.max_object_mb,
+        ),
+        retention=Retention(
+            time_minutes=retention.time_minutes,
+            size_mb=retention.size_mb,
+            check_interval_minutes=retention.check_interval_minutes,
+        ),
+        root_prefix=uploader.root_prefix,
+    )
+
+
+def missing_store(config: Config) -> str:
+    """Return why an object store in a directory cannot be asked: an unmounted disk is not a store without objects."""
+    cloud = config.wal_cloud.cloud
+    if cloud.backend == "memory":
+        return "it is in the memory of the broker, where no other process can read it"
+    if cloud.backend == "fs" and not Path(cloud.root).is_dir():
+        return "there is no such directory"
+    return ""

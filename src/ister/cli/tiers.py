@@ -1,0 +1,179 @@
+"""Decide what each tier of a topic holds, how far uploads are behind, and whether anything is in no tier.
+
+Asks the log's files and the metadata; the object store is not asked, so this works while it is down. `ister objects
+verify` asks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ister.cli.topics_look import look, looking
+from ister.cloud.checkpoint import UploadCheckpoint
+from ister.core.errors import CorruptError, CorruptMetadataError, MissingSpanError
+from ister.core.handoff import NOTHING, Span
+from ister.core.names import TopicName
+from ister.ports.files import OsFiles
+
+if TYPE_CHECKING:
+    from ister.cli.topics_look import Seen, Sources
+    from ister.config import Config
+    from ister.core.segment import Descriptor
+    from ister.wal.view import LogView
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """One file of the log, and the offsets [start, stop) in it."""
+
+    name: str
+    start: int
+    stop: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogTier:
+    """What the log holds; `state` is ok, damaged, missing, or behind its objects."""
+
+    state: str
+    span: Span = NOTHING
+    files: tuple[LogFile, ...] = ()
+    synced: int = 0
+    torn_bytes: int = 0
+    append_time_us: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many bytes the files have."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(slots=True)
+class ObjectsTier:
+    """What objects hold, as described: the spans that join, oldest first, with their holes in between."""
+
+    spans: list[Span] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+    append_time_us: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The offset behind the last described object."""
+        return self.spans[-1].stop if self.spans else 0
+
+    def add(self, descriptor: Descriptor, key: str, problems: list[CorruptError]) -> None:
+        """Count the next object; one that does not join the one before it is a problem."""
+        if self.spans and descriptor.start == self.stop:
+            self.spans[-1] = Span(self.spans[-1].start, descriptor.stop)
+        else:
+            if self.spans and descriptor.start > self.stop:
+                problems.append(MissingSpanError(self.stop, descriptor.start, "no object describes them"))
+            elif self.spans:
+                problems.append(CorruptMetadataError(key, f"the object before it ends at offset {self.stop}"))
+            self.spans.append(Span(descriptor.start, descriptor.stop))
+        self.count += 1
+        self.size += descriptor.size
+        self.append_time_us = descriptor.append_time_us
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What waits to be uploaded; bytes and time are None where they are not known."""
+
+    messages: int
+    size: int | None
+    time_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TiersReport:
+    """One topic's tiers, and everything that is wrong with them."""
+
+    topic: TopicName
+    generation: int
+    start: int
+    stop: int
+    log: LogTier
+    objects: ObjectsTier
+    lag: Lag
+    problems: list[CorruptError]
+
+
+def report_tiers(config: Config, topic: str) -> TiersReport:
+    """Look at one topic."""
+    return asyncio.run(_report(config, TopicName.parse(topic)))
+
+
+async def _report(config: Config, topic: TopicName) -> TiersReport:
+    async with looking(config) as sources:
+        seen = await look(sources, topic)
+        problems: list[CorruptError] = []
+        objects = await _objects(seen, problems)
+        if seen.problem is not None:
+            problems.append(seen.problem)
+        elif seen.log is not None and objects.spans and objects.stop < seen.log.start_offset:
+            problems.append(MissingSpanError(objects.stop, seen.log.start_offset))
+        log = _log(seen)
+        return TiersReport(
+            topic, seen.generation, seen.start, seen.stop, log, objects, await _lag(sources, seen, objects), problems
+        )
+
+
+async def _objects(seen: Seen, problems: list[CorruptError]) -> ObjectsTier:
+    """Add up the descriptions, up to what the log was seen to hold: later ones belong to a later look."""
+    tier = ObjectsTier()
+    try:
+        async with aclosing(seen.catalog.all()) as descriptors:
+            async for descriptor in descriptors:
+                if descriptor.stop > seen.objects.stop:
+                    break
+                tier.add(descriptor, seen.catalog.object_key(descriptor), problems)
+    except CorruptMetadataError as error:
+        problems.append(error)
+    return tier
+
+
+def _log(seen: Seen) -> LogTier:
+    if seen.problem is not None:
+        return LogTier("damaged")
+    if seen.log is not None:
+        return _log_tier("ok", seen.log)
+    return LogTier("missing") if seen.behind is None else _log_tier("behind", seen.behind)
+
+
+def _log_tier(state: str, view: LogView) -> LogTier:
+    ends = [segment.first for segment in view.segments[1:]] + [view.next_offset]
+    files = [
+        LogFile(segment.path.name, segment.first, stop, segment.size)
+        for segment, stop in zip(view.segments, ends, strict=False)
+    ]
+    tail = view.tail
+    return LogTier(
+        state,
+        Span(view.start_offset, view.next_offset),
+        tuple(files),
+        tail.synced_offset,
+        tail.torn_bytes,
+        tail.append_time_us,
+    )
+
+
+async def _lag(sources: Sources, seen: Seen, objects: ObjectsTier) -> Lag:
+    view = seen.log
+    if view is None or view.next_offset <= objects.stop:
+        return Lag(0, 0, 0)
+    messages = view.next_offset - max(objects.stop, view.start_offset)
+    time_us = max(0, view.tail.append_time_us - objects.append_time_us) if objects.append_time_us else None
+    if not objects.stop:
+        return Lag(messages, view.size, time_us)
+    checkpoint = UploadCheckpoint(OsFiles(), sources.directory(seen.topic, seen.generation))
+    saved = await checkpoint.load()
+    if saved is None or saved.offset != objects.stop:
+        return Lag(messages, None, time_us)
+    size = sum(segment.size for segment in view.segments if segment.seq >= saved.place.seq)
+    return Lag(messages, max(0, size - saved.place.byte), time_us)

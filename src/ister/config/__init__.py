@@ -1,0 +1,46 @@
+"""The configuration: typed models of the YAML file, and the only reader of the environment."""
+
+from ister.config.advice import advice
+from ister.config.load import DEFAULT, FROM_DATA_DIR, Loaded, Origin, load, loads
+from ister.config.models import (
+    Cloud,
+    Config,
+    EtcdMetadata,
+    FileSync,
+    MemoryMetadata,
+    Metadata,
+    Retention,
+    Rotation,
+    SqliteMetadata,
+    Uploader,
+    Wal,
+    WalCloud,
+)
+from ister.config.problems import ConfigError, Problem
+from ister.config.values import Value, values
+
+__all__ = [
+    "DEFAULT",
+    "FROM_DATA_DIR",
+    "Cloud",
+    "Config",
+    "ConfigError",
+    "EtcdMetadata",
+    "FileSync",
+    "Loaded",
+    "MemoryMetadata",
+    "Metadata",
+    "Origin",
+    "Problem",
+    "Retention",
+    "Rotation",
+    "SqliteMetadata",
+    "Uploader",
+    "Value",
+    "Wal",
+    "WalCloud",
+    "advice",
+    "load",
+    "loads",
+    "values",
+]

@@ -1,0 +1,124 @@
+"""Decide which texts a setting takes; no message here repeats the text, because it could be a misplaced secret."""
+
+import re
+from urllib.parse import urlsplit
+
+from ister.config.problems import nearest
+
+BACKENDS = ("s3", "gcs", "azblob", "fs", "memory")
+"""The stores with keys of their own; any further OpenDAL service takes `root` and `options`."""
+
+UNUSABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and halves of characters that stand for bytes which are no text."""
+
+_OTHER_NAMES = {"azure": "azblob", "gs": "gcs", "file": "fs", "local": "fs", "mem": "memory", "minio": "s3"}
+_SCHEMES = {"s3": ("s3://",), "gcs": ("gcs://", "gs://"), "azblob": ("",)}
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_SERVICE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
+_PREFIX = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
+_LOOKS_SECRET = re.compile(r"key|secret|token|pass|credential|sas|auth|connection_string|delegation", re.IGNORECASE)
+
+
+def path_problem(text: str) -> str | None:
+    """Say why a text is no path, or would be misread as one."""
+    if not text.strip():
+        return "must not be empty; give a path, or leave it out for the default"
+    if text.startswith("~"):
+        return "begins with ~, which is not expanded here; write ${HOME}/... in its place"
+    if "\n" in text or "\r" in text:
+        return "must be one line; give a path"
+    if UNUSABLE.search(text):
+        return "holds characters that cannot be used; give a path of plain characters"
+    return None
+
+
+def path_text(value: object) -> object:
+    """Refuse what is no path."""
+    if isinstance(value, str) and (problem := path_problem(value)):
+        raise ValueError(problem)
+    return value
+
+
+def file_name(text: str) -> str:
+    """Take a plain name with an extension: log files are named after it."""
+    stem, _, suffix = text.rpartition(".")
+    if not (stem and suffix) or "/" in text or "\n" in text or text.startswith("."):
+        raise ValueError("must be a plain name with an extension; write it like wal.log")
+    return text
+
+
+def key_prefix(text: str) -> str:
+    """Take the prefix of metadata keys."""
+    if _PREFIX.fullmatch(text) is None:
+        raise ValueError("must begin with / and have no empty part and no / at its end; write it like /danube-data")
+    return text
+
+
+def service(text: str) -> str:
+    """Take the name of an OpenDAL service, and refuse what is nearly one of ours."""
+    if text in BACKENDS:
+        return text
+    meant = _OTHER_NAMES.get(text.lower()) or nearest(text.lower(), BACKENDS, 0.75)
+    if meant is not None:
+        raise ValueError(f"is no known store; did you mean {meant}?")
+    if _SERVICE.fullmatch(text) is None:
+        raise ValueError(f"must be {', '.join(BACKENDS)}, or the name of another OpenDAL service in lower case")
+    return text
+
+
+def endpoint(text: str) -> str:
+    """Take the address of a store; credentials have keys of their own, where they stay hidden."""
+    try:
+        parts = urlsplit(text)
+        sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise ValueError("is no address; write it like https://host:port") from None
+    if not sound or any(c.isspace() for c in text):
+        raise ValueError("must begin with http:// or https:// and name a host; write it like https://host:port")
+    if "@" in parts.netloc:
+        raise ValueError("must not hold a user or a password; there are keys for credentials")
+    if parts.query or parts.fragment:
+        raise ValueError("must not hold a query (? or #); write it like https://host:port")
+    return text
+
+
+def host_port(text: str) -> str:
+    """Take one endpoint of etcd."""
+    if "://" in text:
+        raise ValueError("is written without http:// or https://; give host:port, and etcd_ca for TLS")
+    match = _HOST.fullmatch(text)
+    if match is None or not 1 <= int(match[2]) <= 65535:
+        raise ValueError(
+            "must be host:port, several with commas between them or as a list; write it like 127.0.0.1:2379"
+        )
+    return text
+
+
+def split_endpoints(value: object) -> object:
+    """Turn "a:1,b:2" into a list."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def root_problem(backend: str, root: str) -> str | None:
+    """Say what is wrong with a root for this store."""
+    if not root.strip() or "\n" in root:
+        return "must not be empty"
+    if backend in _SCHEMES:
+        schemes = _SCHEMES[backend]
+        form = f"{schemes[0]}{'container' if backend == 'azblob' else 'bucket'}/prefix"
+        scheme = next((scheme for scheme in schemes if root.startswith(scheme)), None)
+        bucket, *parts = root.removeprefix(scheme or "").rstrip("/").split("/")
+        if scheme is None or _BUCKET.fullmatch(bucket) is None:
+            return f"must be like {form} with backend {backend}"
+        if any(part in {"", ".", ".."} for part in parts):
+            return "must not have empty parts, . or .. in its prefix"
+        return None
+    if "://" in root:
+        return f"must be a {'directory' if backend == 'fs' else 'path'}, not an address with ://"
+    return path_problem(root) if backend == "fs" else None
+
+
+def looks_secret(key: str, value: str = "") -> bool:
+    """Tell whether an option of a store must not be shown: by its key, or because it is an address with a password."""
+    return _LOOKS_SECRET.search(key) is not None or re.search(r"://[^/\s]*@", value) is not None

@@ -1,0 +1,299 @@
+"""Read a configuration: file, environment and data directory become one checked Config that knows its origins."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from ister.config.forms import path_problem
+from ister.config.models import DATA_DIR, OPTION_NAME, Clash, Cloud, Config
+from ister.config.problems import PROBLEMS_MAX, ConfigError, Problem, nearest
+from ister.config.reasons import reason
+from ister.config.tree import FILE_BYTES_MAX, Entries, Items, Node, Refused, Scalar, read_tree, show_key
+from ister.config.variables import fill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Key = tuple[str, ...]
+Data = dict[str, "Data | list[str] | str | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from: a line of the file, perhaps with variables; the data directory; or the default."""
+
+    kind: str
+    line: int = 0
+    variables: tuple[str, ...] = ()
+
+    def at(self, source: str) -> str:
+        """Return it for people."""
+        match self.kind:
+            case "file":
+                return f"{source}:{self.line}"
+            case "environment":
+                return f"{', '.join(f'${name}' for name in self.variables)} ({source}:{self.line})"
+        return self.kind
+
+
+DEFAULT = Origin("default")
+FROM_DATA_DIR = Origin("--data-dir")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration, the file it was read from (empty: none), and where each value came from that is no default."""
+
+    config: Config
+    source: str
+    given: Mapping[str, Origin]
+    data_dir: Path | None
+
+    def origin(self, key: str) -> Origin:
+        """Return where the value of a key like `wal_cloud.wal.dir` came from."""
+        return self.given.get(key, DEFAULT)
+
+
+def load(path: Path | None = None, data_dir: Path | None = None, environ: Mapping[str, str] = os.environ) -> Loaded:
+    """Read and check a configuration; without a file everything is embedded, in the data directory.
+
+    ConfigError has everything that is wrong. OSError when the file cannot be read.
+    """
+    if path is None:
+        return loads(b"", "the defaults", data_dir, environ, is_file=False)
+    with path.open("rb") as file:
+        content = file.read(FILE_BYTES_MAX + 1)
+    return loads(content, str(path), data_dir, environ)
+
+
+def loads(
+    content: bytes,
+    source: str,
+    data_dir: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    is_file: bool = True,
+) -> Loaded:
+    """Check the content of a file."""
+    if data_dir is not None and (problem := path_problem(str(data_dir))):
+        raise ConfigError(source, [Problem(0, "--data-dir", problem)])
+    reading = _Reading(environ)
+    data = reading.take(content)
+    reading.place(data, data_dir)
+    config = reading.validate(data)
+    if config is None or reading.problems:
+        found = sorted(set(reading.problems), key=lambda problem: (problem.line, problem.key))
+        raise ConfigError(source, found[:PROBLEMS_MAX])
+    given = {".".join(key): origin for key, origin in reading.origins.items()}
+    return Loaded(config, source if is_file else "", MappingProxyType(given), data_dir)
+
+
+class _Reading:
+    """One pass over a file: collects data for the models, where it came from, and every problem."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.problems: list[Problem] = []
+        self.origins: dict[Key, Origin] = {}
+        self._environ = environ
+        self._lines: dict[Key, int] = {}
+        self._reported: set[Key] = set()
+
+    def take(self, content: bytes) -> Data:
+        """Collect what the file says, as far as it can be understood."""
+        tree = read_tree(content)
+        self.problems += tree.problems
+        return self._section(Config, tree.root, ())
+
+    def place(self, data: Data, data_dir: Path | None) -> None:
+        """Give a place to what the file gives none: in the data directory, or beside the log."""
+        wal_cloud = _inside(data, "wal_cloud")
+        wal, cloud, metadata = (_inside(wal_cloud, name) for name in ("wal", "cloud", "metadata"))
+        origin = DEFAULT if data_dir is None else FROM_DATA_DIR
+        given = wal.get("dir")
+        base = data_dir or (Path(given).parent if isinstance(given, str) and path_problem(given) is None else DATA_DIR)
+
+        def put(section: Data, name: str, key: str, value: str) -> None:
+            value = f"./{value}" if value.startswith("~") else value  # ./~x is a fine directory
+            if section.get(key) is None and ("wal_cloud", name, key) not in self._reported:
+                section[key] = value
+                self.origins["wal_cloud", name, key] = origin
+
+        put(wal, "wal", "dir", str(base / "wal"))
+        match cloud.get("backend", "fs"):
+            case "fs":
+                put(cloud, "cloud", "root", str(base / "objects"))
+            case "s3" | "gcs" | "azblob":
+                pass
+            case "memory":
+                cloud.setdefault("root", "memory")
+            case _:
+                cloud.setdefault("root", "/")
+        if metadata.get("etcd_endpoint") is None and not _is_true(metadata.get("in_memory")):
+            etcd = ("wal_cloud", "metadata", "etcd_endpoint")
+            if etcd not in self._reported:
+                put(metadata, "metadata", "sqlite_path", str(base / "metadata.db"))
+
+    def validate(self, data: Data) -> Config | None:
+        """Have the models check it; whatever they refuse is taken out, so that one more look finds contradictions."""
+        for _ in range(2):
+            try:
+                return Config.model_validate(data)
+            except ValidationError as error:
+                details = error.errors(include_url=False, include_input=False)
+            # A list whose items were refused is then found too short: of one key, the first and most exact is told.
+            refused: set[Key] = set()
+            for detail in sorted(details, key=lambda detail: detail["type"] == "too_short"):
+                location = tuple(str(part) for part in detail["loc"])
+                if detail["type"] == "clash":
+                    for clash in detail["ctx"]["clashes"]:
+                        self._report_clash(location, clash)
+                elif (key := self._known(location)) not in refused:
+                    refused.add(key)
+                    self._report(key, f"{reason(detail)}{self._variables(key)}")
+                    _remove(data, key)
+        return None
+
+    def _section(self, model: type[BaseModel], node: Node, key: Key) -> Data:
+        data: Data = {}
+        match node:
+            case Entries():
+                for entry in node.entries:
+                    if entry.key in model.model_fields:
+                        self._field(model, (*key, entry.key), entry.line, entry.value, data)
+                    else:
+                        self._report_unknown(model, key, entry.key, entry.line)
+            case Scalar(text=None) | Refused():
+                pass
+            case _:
+                what = "must be a section, with keys indented below it; write key: value with a space behind the colon"
+                self._lines.setdefault(key, node.line)
+                self._report(key, what if key else f"the file {what}")
+        return data
+
+    def _field(self, model: type[BaseModel], key: Key, line: int, node: Node, data: Data) -> None:
+        self._lines[key] = line
+        name = key[-1]
+        field = model.model_fields[name]
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            data[name] = self._section(inner, node, key)
+        elif name == "options" and model is Cloud:
+            data[name] = self._options(node, key)
+        elif isinstance(node, Refused):
+            self._reported.add(key)
+        elif isinstance(node, Items) and _takes_list(field.annotation):
+            texts = [self._value(item, key) for item in node.items]
+            if key not in self._reported:
+                data[name] = [text for text in texts if text is not None]
+        elif isinstance(node, Scalar) and node.text is None:
+            self.origins[key] = Origin("file", line)
+            if field.default is not None:
+                self._report(key, "has no value; give one, or leave the line out for the default")
+        elif (text := self._value(node, key)) is not None:
+            data[name] = text
+
+    def _options(self, node: Node, key: Key) -> Data:
+        data: Data = {}
+        match node:
+            case Entries():
+                for entry in node.entries:
+                    inside = (*key, show_key(entry.key))
+                    self._lines[inside] = entry.line
+                    if re.fullmatch(OPTION_NAME, entry.key) is None:
+                        self._report(inside, "is no name of an option; use letters, digits and _")
+                    elif (text := self._value(entry.value, inside)) is not None:
+                        data[entry.key] = text
+            case Scalar(text=None) | Refused():
+                pass
+            case _:
+                self._report(key, "must be a section, with the store's options indented below it; write name: value")
+        return data
+
+    def _value(self, node: Node, key: Key) -> str | None:
+        if isinstance(node, Refused):
+            self._reported.add(key)
+            return None
+        if not isinstance(node, Scalar) or node.text is None:
+            self._report(key, "must be one value; write it behind the colon, in quotes if it holds special characters")
+            return None
+        filled = fill(node.text, self._environ)
+        line = self._lines[key]
+        variables = (*self.origins[key].variables, *filled.names) if key in self.origins else filled.names
+        self.origins[key] = Origin("environment" if variables else "file", line, variables)
+        for problem in filled.problems:
+            self._report(key, problem)
+        return None if filled.problems else filled.text
+
+    def _report_unknown(self, model: type[BaseModel], key: Key, word: str, line: int) -> None:
+        if len(self.problems) >= PROBLEMS_MAX:  # a search for the nearest key takes its time
+            return
+        names = list(model.model_fields)
+        meant = nearest(word, names)
+        if meant is not None:
+            hint = f"did you mean {meant}?"
+            self._reported.add((*key, meant))
+        elif elsewhere := [path for path in _all_keys(Config, ()) if path[-1] == word]:
+            hint = f"it belongs to {'.'.join(elsewhere[0][:-1])}"
+        else:
+            hint = f"known here: {', '.join(names)}"
+        self.problems.append(Problem(line, ".".join((*key, show_key(word))), f"is not a known key; {hint}"))
+
+    def _report_clash(self, section: Key, clash: Clash) -> None:
+        key, other = (*section, clash.key), (*section, clash.other)
+        if key in self._reported or other in self._reported:
+            return
+        line = self._lines.get(other, 0)
+        where = f" ({clash.other} is in line {line})" if line else ""
+        self._report(key, f"{clash.reason}{where}")
+
+    def _report(self, key: Key, what: str) -> None:
+        self._reported.add(key)
+        line = next((self._lines[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self._lines), 0)
+        self.problems.append(Problem(line, ".".join(key), what))
+
+    def _variables(self, key: Key) -> str:
+        names = self.origins[key].variables if key in self.origins else ()
+        return f" (its value is from {', '.join(f'${name}' for name in names)})" if names else ""
+
+    def _known(self, location: Key) -> Key:
+        # pydantic's locations also name list items and validators; ours end at the key.
+        for n in range(len(location), 0, -1):
+            if location[:n] in self._lines or location[:n] in self.origins:
+                return location[:n]
+        return tuple(show_key(part) for part in location[:4])
+
+
+def _inside(data: Data, name: str) -> Data:
+    inner = data.setdefault(name, {})
+    assert isinstance(inner, dict)
+    return inner
+
+
+def _remove(data: Data, key: Key) -> None:
+    inner: object = data
+    for part in key[:-1]:
+        inner = inner.get(part) if isinstance(inner, dict) else None
+    if isinstance(inner, dict):
+        inner.pop(key[-1], None)
+
+
+def _is_true(value: object) -> bool:
+    return isinstance(value, str) and value.lower() in {"true", "yes", "on", "1", "t", "y"}
+
+
+def _takes_list(annotation: object) -> bool:
+    return any(get_origin(part) is tuple or _takes_list(part) for part in get_args(annotation))
+
+
+def _all_keys(model: type[BaseModel], key: Key) -> Iterator[Key]:
+    for name, field in model.model_fields.items():
+        yield (*key, name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _all_keys(field.annotation, (*key, name))

@@ -1,0 +1,386 @@
+"""What a configuration may say: every key with its type, default, bounds and meaning.
+
+The docs and the file that `ister config init` writes are made from these classes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from ister.config import forms
+
+DATA_DIR = Path("danube-data")
+"""Where everything lives when nothing else is said."""
+
+TEXT_MAX = 64 * 1024
+"""The longest value, in characters, after variables are filled in."""
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+Secret = Annotated[SecretStr, Field(min_length=1, max_length=TEXT_MAX)]
+FilePath = Annotated[Path, BeforeValidator(forms.path_text)]
+Address = Annotated[Text, AfterValidator(forms.endpoint)]
+CREDENTIALS = {
+    "access_key",
+    "session_token",
+    "profile",
+    "role_arn",
+    "credentials_json",
+    "credentials_path",
+    "account_key",
+}
+OPTION_NAME = r"[A-Za-z][A-Za-z0-9_.-]{0,63}"
+OptionName = Annotated[str, StringConstraints(pattern=rf"^{OPTION_NAME}$")]
+
+
+class Clash(NamedTuple):
+    """Two keys that contradict each other, or one that needs the other."""
+
+    key: str
+    other: str
+    reason: str
+
+
+class Note(NamedTuple):
+    """What the docs say of a key beside its type and bounds."""
+
+    allowed: str
+    example: str
+    backends: tuple[str, ...]
+
+
+def setting(
+    what: str, *, default: object, allowed: str = "", example: str = "", backends: tuple[str, ...] = (), **bounds: Any
+) -> Any:
+    """Describe one key; `allowed` only where type and bounds do not say it, `example` where the default is nothing."""
+    extra: Any = {"note": Note(allowed, example, backends)}
+    return Field(default, description=what, json_schema_extra=extra, **bounds)
+
+
+def note_of(field: FieldInfo) -> Note:
+    """Return what `setting` noted."""
+    extra: Any = field.json_schema_extra
+    note: Note = extra["note"]
+    return note
+
+
+def _refuse(clashes: Iterator[Clash]) -> None:
+    found = list(clashes)
+    if found:
+        # The loader reports them all from here; a program that builds a section by hand sees the first.
+        raise PydanticCustomError("clash", "{key} {reason}", {**found[0]._asdict(), "clashes": found})
+
+
+class Section(BaseModel):
+    """A part of the file; its values never change, and keys that it does not have are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+
+class FileSync(Section):
+    """When written bytes are synced to the disk."""
+
+    interval_ms: int = setting(
+        "Milliseconds between two syncs with `sync_mode: periodic`; also how often the checkpoint is written.",
+        default=5000,
+        ge=1,
+        le=86_400_000,
+    )
+    max_batch_bytes: int = setting("The most bytes that one write takes.", default=10_485_760, ge=1024, le=1 << 30)
+
+
+class Rotation(Section):
+    """When a log file is closed and the next one begun."""
+
+    max_bytes: int = setting("Size of a log file, in bytes.", default=536_870_912, ge=4096, le=1 << 40)
+    max_hours: float | None = setting(
+        "Age of a log file, in hours; none: size alone decides.", default=None, example="24", gt=0, le=87_600
+    )
+
+
+class Retention(Section):
+    """When local files are deleted; never before the object store has their messages."""
+
+    time_minutes: int = setting("Delete files older than this, in minutes.", default=2880, ge=1, le=52_560_000)
+    size_mb: int = setting(
+        "Delete the oldest files when a log is larger than this, in MiB.", default=20_480, ge=1, le=1 << 30
+    )
+    check_interval_minutes: int = setting("Minutes between two checks.", default=5, ge=1, le=525_600)
+
+
+class Wal(Section):
+    """The local write-ahead log."""
+
+    dir: FilePath = setting(
+        "Directory of all logs; relative to where Ister is started.", default=DATA_DIR / "wal", allowed="a path"
+    )
+    file_name: Annotated[str, StringConstraints(max_length=64), AfterValidator(forms.file_name)] = setting(
+        "Log files are named after it: `wal.log` gives `wal-<number>-<first offset>.log`.",
+        default="wal.log",
+        allowed="a plain name with an extension",
+    )
+    cache_capacity: int = setting(
+        "Messages of each topic that are kept in memory for readers.", default=1024, ge=1, le=100_000_000
+    )
+    sync_mode: Literal["always", "periodic", "none"] = setting(
+        "always: an acknowledgement waits for the disk. periodic: a sync every `interval_ms`. none: at rotation and close.",
+        default="periodic",
+    )
+    file_sync: FileSync = FileSync()
+    rotation: Rotation = Rotation()
+    retention: Retention = Retention()
+
+
+class Uploader(Section):
+    """The task that carries the log to the object store."""
+
+    enabled: bool = setting("Upload at all; when false, nothing is deleted locally and the log grows.", default=True)
+    interval_seconds: int = setting("Seconds between two uploads.", default=300, ge=1, le=31_536_000)
+    root_prefix: Annotated[Text, AfterValidator(forms.key_prefix)] = setting(
+        "What the keys of object descriptors in the metadata store begin with.",
+        default="/danube-data",
+        allowed="a path that begins with /",
+    )
+    max_object_mb: int | None = setting(
+        "Cap on an object's size, in MiB; objects have at most 16 MiB anyway, so only less has an effect.",
+        default=None,
+        example="8",
+        ge=1,
+        le=1 << 20,
+    )
+
+
+class Cloud(Section):
+    """The object store."""
+
+    backend: Annotated[Text, AfterValidator(forms.service)] = setting(
+        "Which store.", default="fs", allowed="s3, gcs, azblob, fs, memory, or any other OpenDAL service"
+    )
+    root: Text = setting(
+        "Where in the store: bucket and prefix, container and prefix, or a directory.",
+        default=f"{DATA_DIR}/objects",
+        allowed="s3://bucket/prefix, gcs://bucket/prefix, container/prefix, a directory for fs, any name for memory",
+    )
+    endpoint: Address | None = setting(
+        "Address of the store, when it is not the provider's own.",
+        default=None,
+        allowed="an http:// or https:// address",
+        example="https://s3.us-east-1.amazonaws.com",
+        backends=("s3", "gcs", "azblob"),
+    )
+    region: Text | None = setting("Region of the bucket.", default=None, example="us-east-1", backends=("s3",))
+    access_key: Secret | None = setting(
+        "Access key; none: from the provider's own environment or identity.",
+        default=None,
+        example="${AWS_ACCESS_KEY_ID}",
+        backends=("s3",),
+    )
+    secret_key: Secret | None = setting(
+        "The secret that belongs to `access_key`.", default=None, example="${AWS_SECRET_ACCESS_KEY}", backends=("s3",)
+    )
+    session_token: Secret | None = setting(
+        "Token of temporary credentials.", default=None, example="${AWS_SESSION_TOKEN}", backends=("s3",)
+    )
+    profile: Text | None = setting(
+        "Profile in the provider's own credentials file.", default=None, example="default", backends=("s3",)
+    )
+    role_arn: Text | None = setting(
+        "Role to take on.", default=None, example="arn:aws:iam::123456789012:role/ister", backends=("s3",)
+    )
+    anonymous: bool = setting(
+        "Send no credentials; for public buckets.", default=False, backends=("s3", "gcs", "azblob")
+    )
+    virtual_host_style: bool = setting(
+        "Put the bucket into the host name rather than the path.", default=False, backends=("s3",)
+    )
+    project: Text | None = setting("Project of the bucket.", default=None, example="my-gcp-project", backends=("gcs",))
+    credentials_json: Secret | None = setting(
+        "Credentials as JSON text.", default=None, example="${GCS_CREDENTIALS_JSON}", backends=("gcs",)
+    )
+    credentials_path: FilePath | None = setting(
+        "File with the credentials.", default=None, allowed="a path", example="/path/to/creds.json", backends=("gcs",)
+    )
+    account_name: Text | None = setting("Name of the account.", default=None, example="myaccount", backends=("azblob",))
+    account_key: Secret | None = setting(
+        "Key of the account.", default=None, example="${AZURE_ACCOUNT_KEY}", backends=("azblob",)
+    )
+    options: Annotated[Mapping[OptionName, Secret], Field(max_length=64)] = setting(
+        "Passed to OpenDAL as they are, for whatever has no key here.",
+        default={},
+        allowed="the options of the OpenDAL service, each one value",
+    )
+
+    def revealed_options(self) -> dict[str, str]:
+        """Return what is set beside backend and root, by our names or OpenDAL's, *secrets in the clear*: for the store."""
+        found = {name: secret.get_secret_value() for name, secret in self.options.items()}
+        for name in type(self).model_fields.keys() - {"backend", "root", "options"}:
+            match getattr(self, name):
+                case None | False:
+                    pass
+                case True:
+                    found[name] = "true"
+                case SecretStr() as secret:
+                    found[name] = secret.get_secret_value()
+                case value:
+                    found[name] = str(value)
+        return found
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        _refuse(self._clashes())
+        return self
+
+    def _clashes(self) -> Iterator[Clash]:
+        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        needs_bucket = self.backend in {"s3", "gcs", "azblob"}
+        if needs_bucket and "root" not in given:
+            yield Clash("root", "backend", f"is missing; backend {self.backend} needs a bucket or container")
+        elif problem := forms.root_problem(self.backend, self.root):
+            yield Clash("root", "backend", problem)
+        for name in sorted(given):
+            belongs = note_of(Cloud.model_fields[name]).backends
+            if belongs and self.backend not in belongs and getattr(self, name) is not False:
+                home = "put it under options" if self.backend not in forms.BACKENDS else "take it out"
+                whose = " or ".join(belongs)
+                yield Clash(name, "backend", f"belongs to backend {whose}, but backend is {self.backend}; {home}")
+            elif name in self.options:
+                yield Clash(name, "options", "stands under options too; keep one of them")
+        for name, needed in (
+            ("access_key", "secret_key"),
+            ("secret_key", "access_key"),
+            ("session_token", "access_key"),
+            ("account_key", "account_name"),
+        ):
+            if name in given and needed not in given:
+                yield Clash(name, needed, f"needs {needed} too")
+        if self.anonymous:
+            for name in sorted(given & CREDENTIALS):
+                if self.backend in note_of(Cloud.model_fields[name]).backends:
+                    yield Clash(name, "anonymous", "contradicts anonymous: true; keep one of them")
+        if {"credentials_json", "credentials_path"} <= given:
+            yield Clash("credentials_json", "credentials_path", "and credentials_path are both given; keep one of them")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMetadata:
+    """Metadata that is forgotten when the process ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteMetadata:
+    """Metadata in a file of this machine."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdMetadata:
+    """Metadata in etcd; TLS is on as soon as one of ca and cert is given."""
+
+    endpoints: tuple[str, ...]
+    ca: Path | None
+    cert: Path | None
+    key: Path | None
+    user: str | None
+    password: SecretStr | None
+
+
+class Metadata(Section):
+    """Where object descriptors and cursors are kept: SQLite, unless etcd or memory is asked for."""
+
+    etcd_endpoint: (
+        Annotated[
+            tuple[Annotated[Text, AfterValidator(forms.host_port)], ...],
+            Field(min_length=1, max_length=32),
+            BeforeValidator(forms.split_endpoints),
+        ]
+        | None
+    ) = setting(
+        "Use etcd at these endpoints.",
+        default=None,
+        allowed="host:port, several with commas, or a list",
+        example="127.0.0.1:2379",
+    )
+    in_memory: bool = setting("Keep metadata in memory only; for tests.", default=False)
+    sqlite_path: FilePath | None = setting(
+        "File of the SQLite store; none: `metadata.db` beside `wal.dir`.",
+        default=None,
+        allowed="a path",
+        example="./danube-data/metadata.db",
+    )
+    etcd_ca: FilePath | None = setting(
+        "Certificate authority of etcd (PEM); switches TLS on.",
+        default=None,
+        allowed="a path",
+        example="/etc/ister/ca.pem",
+    )
+    etcd_cert: FilePath | None = setting(
+        "Our certificate for etcd (PEM).", default=None, allowed="a path", example="/etc/ister/client.pem"
+    )
+    etcd_key: FilePath | None = setting(
+        "The private key that belongs to `etcd_cert` (PEM).",
+        default=None,
+        allowed="a path",
+        example="/etc/ister/client.key",
+    )
+    etcd_user: Text | None = setting("User name for etcd.", default=None, example="ister")
+    etcd_password: Secret | None = setting("Password for etcd.", default=None, example="${ETCD_PASSWORD}")
+
+    @property
+    def store(self) -> MemoryMetadata | SqliteMetadata | EtcdMetadata:
+        """Which store these keys ask for."""
+        if self.etcd_endpoint is not None:
+            return EtcdMetadata(
+                self.etcd_endpoint, self.etcd_ca, self.etcd_cert, self.etcd_key, self.etcd_user, self.etcd_password
+            )
+        return MemoryMetadata() if self.in_memory else SqliteMetadata(self.sqlite_path or DATA_DIR / "metadata.db")
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        _refuse(self._clashes())
+        return self
+
+    def _clashes(self) -> Iterator[Clash]:
+        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        etcd = "etcd_endpoint" in given
+        if self.in_memory and etcd:
+            yield Clash("in_memory", "etcd_endpoint", "contradicts etcd_endpoint; keep one of them")
+        if "sqlite_path" in given and etcd:
+            yield Clash("sqlite_path", "etcd_endpoint", "contradicts etcd_endpoint; keep one of them")
+        if "sqlite_path" in given and self.in_memory:
+            yield Clash("sqlite_path", "in_memory", "contradicts in_memory: true; keep one of them")
+        for name in sorted(given - {"etcd_endpoint"}):
+            if name.startswith("etcd_") and not etcd:
+                yield Clash(name, "etcd_endpoint", "needs etcd_endpoint too")
+        for one, other in (("etcd_cert", "etcd_key"), ("etcd_user", "etcd_password")):
+            if (one in given) != (other in given):
+                name, needed = (one, other) if one in given else (other, one)
+                yield Clash(name, needed, f"needs {needed} too")
+
+
+class WalCloud(Section):
+    """The log, the uploader, the object store and the metadata."""
+
+    wal: Wal = Wal()
+    uploader: Uploader = Uploader()
+    cloud: Cloud = Cloud()
+    metadata: Metadata = Metadata()
+
+
+class Config(Section):
+    """The whole file."""
+
+    wal_cloud: WalCloud = WalCloud()

@@ -1,0 +1,176 @@
+"""Write docs/config.md from the models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ister.config.sections import PLACES, KeyDoc, SectionDoc, every_section, whole_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HEAD = """\
+# Configuration
+
+One YAML file. Everything in it is optional: without a file Ister keeps its log, its objects and its metadata below
+`./danube-data`. This page is made from the code by `python -m ister.config > docs/config.md`; do not edit it.
+
+```
+ister config init ister.yml              # write a file with every key, its default and what it does
+ister config check ister.yml             # is it right? all problems at once, one line each; exit code 2 if not
+ister config show --config ister.yml     # what is in force, and where does each value come from? (-o json)
+```
+
+## Where a value comes from
+
+1. **The file.** A key that it sets counts. A relative path is relative to the directory that Ister is started in.
+2. **The environment**, where the file asks for it. `${NAME}` works anywhere in any value, also in numbers and in
+   true or false: `interval_seconds: "${UPLOAD_EVERY}"`. Several may stand in one value. It does not work in keys. A
+   variable that is not set is an error; what a variable holds is not searched for further ones. Write `$${` for the
+   characters `${`. No variable is read that the file does not name (the libraries of S3, GCS and Azure may look for
+   their own credentials).
+3. **`--data-dir D`.** Places that the file does not give are below D: the log in `D/wal`, objects in `D/objects` (with
+   backend `fs`), metadata in `D/metadata.db` (without etcd and `in_memory`).
+4. **The default.** Without `--data-dir`, D is the directory that `wal.dir` lies in, so `./danube-data` when the file
+   does not set it.
+
+## What is refused
+
+Keys that are not listed here (the message names the nearest one), keys that stand twice, values outside their bounds,
+keys that contradict each other, tags (`!!x`), anchors and aliases (`&x`, `*x`), a second document, more than 1 MiB,
+5,000 values or 16 levels. All problems are reported at once, as `FILE:LINE: key: problem; what to do`. No message
+repeats a value.
+
+Secrets (`access_key`, `secret_key`, `session_token`, `credentials_json`, `account_key`, `etcd_password`, and options
+whose name has key, secret, token, pass, credential, sas, auth, connection_string or delegation in it) are shown as
+`***` everywhere. Take them from the environment; `ister config check` warns about secrets in the file.
+
+An empty value (`key:` or `key: null`) means "not set" where the default is none, and is an error elsewhere. An empty
+section means its defaults. Numbers may be written with `_`: `10_485_760`.
+"""
+
+_EXAMPLES = (
+    (
+        "Amazon S3",
+        """\
+wal_cloud:
+  cloud:
+    backend: "s3"
+    root: "s3://my-bucket/prefix"
+    region: "us-east-1"
+    endpoint: "https://s3.us-east-1.amazonaws.com"   # optional
+    access_key: "${AWS_ACCESS_KEY_ID}"               # or leave both out: environment, profile, identity
+    secret_key: "${AWS_SECRET_ACCESS_KEY}"
+""",
+    ),
+    (
+        "MinIO and other stores that speak S3",
+        """\
+wal_cloud:
+  cloud:
+    backend: "s3"
+    root: "s3://danube-messages/cluster-data"
+    region: "us-east-1"
+    endpoint: "http://127.0.0.1:9000"
+    access_key: "${MINIO_ACCESS_KEY}"
+    secret_key: "${MINIO_SECRET_KEY}"
+    virtual_host_style: false
+""",
+    ),
+    (
+        "Google Cloud Storage",
+        """\
+wal_cloud:
+  cloud:
+    backend: "gcs"
+    root: "gcs://my-bucket/prefix"
+    project: "my-gcp-project"
+    credentials_path: "/path/to/creds.json"   # or credentials_json: "${GCS_CREDENTIALS_JSON}"
+""",
+    ),
+    (
+        "Azure Blob Storage",
+        """\
+wal_cloud:
+  cloud:
+    backend: "azblob"
+    root: "my-container/prefix"               # container[/prefix]
+    endpoint: "https://myaccount.blob.core.windows.net"
+    account_name: "myaccount"
+    account_key: "${AZURE_ACCOUNT_KEY}"
+""",
+    ),
+    (
+        "A local directory",
+        """\
+wal_cloud:
+  cloud:
+    backend: "fs"
+    root: "./object_root"
+""",
+    ),
+    (
+        "Memory, for tests",
+        """\
+wal_cloud:
+  cloud:
+    backend: "memory"
+    root: "mem-prefix"
+  metadata:
+    in_memory: true
+""",
+    ),
+    (
+        "Any other service of OpenDAL",
+        """\
+wal_cloud:
+  cloud:
+    backend: "oss"                            # it must be able to store an object only if there is none of that name
+    root: "/danube"
+    options:                                  # as OpenDAL names them
+      bucket: "my-bucket"
+      endpoint: "https://oss-eu-central-1.aliyuncs.com"
+      access_key_id: "${OSS_ACCESS_KEY_ID}"
+      access_key_secret: "${OSS_ACCESS_KEY_SECRET}"
+""",
+    ),
+    (
+        "Metadata in etcd, with TLS",
+        """\
+wal_cloud:
+  metadata:
+    etcd_endpoint: ["etcd-1:2379", "etcd-2:2379", "etcd-3:2379"]   # or "etcd-1:2379,etcd-2:2379"
+    etcd_ca: "/etc/ister/ca.pem"
+    etcd_cert: "/etc/ister/client.pem"
+    etcd_key: "/etc/ister/client.key"
+    etcd_user: "ister"
+    etcd_password: "${ETCD_PASSWORD}"
+""",
+    ),
+)
+
+
+def reference() -> str:
+    """Return the text of docs/config.md."""
+    parts = [_HEAD, "## Keys\n"]
+    parts += ["\n".join(_table(section)) + "\n" for section in every_section(whole_file()) if section.keys]
+    parts.append("## Examples\n")
+    parts += [f"### {title}\n\n```yaml\n{text}```\n" for title, text in _EXAMPLES]
+    return "\n".join(parts)
+
+
+def _table(section: SectionDoc) -> Iterator[str]:
+    yield f"### `{section.path}`"
+    yield ""
+    yield section.what
+    yield ""
+    yield "| key | default | what it does | allowed |"
+    yield "|---|---|---|---|"
+    for key in section.keys:
+        yield f"| `{key.name}` | {_default(key)} | {key.what} | {key.allowed} |"
+
+
+def _default(key: KeyDoc) -> str:
+    if key.path in PLACES:
+        return f"`{key.default or key.example}`, or below `--data-dir`"
+    return f"`{key.default}`" if key.default else "none"

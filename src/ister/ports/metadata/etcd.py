@@ -1,0 +1,246 @@
+"""Metadata in etcd, for clusters. A version is etcd's revision; that of a key its `mod_revision`.
+
+aetcd is used for its generated messages and stubs only: its client knows one address, no TLS and no renewal of tokens,
+keeps no lease alive and ends a watch with its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+from aetcd import rpc
+
+from ister.core.errors import InvalidConfigError, LeaseLostError, MetadataUnavailableError
+from ister.ports.metadata.etcd_cluster import Cluster, Login, parse_endpoints
+from ister.ports.metadata.etcd_watch import EtcdWatch
+from ister.ports.metadata.keys import check_value, key_bytes, key_range
+from ister.ports.metadata.leases import RenewedLease, check_ttl
+from ister.ports.metadata.store import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from typing import Self
+
+    from ister.ports.metadata.etcd_cluster import Call
+    from ister.ports.metadata.store import Change, Lease
+
+    Entries = list[Entry]
+
+PAGE_KEYS = 64
+
+
+def boot_time() -> float:
+    """Return seconds on a clock that never steps, and does not stand still while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class EtcdMetadata:
+    """A metadata store in an etcd cluster, under a prefix of its own."""
+
+    def __init__(self, cluster: Cluster, prefix: str, monotonic: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._prefix = prefix.encode()
+        self._monotonic = monotonic
+        self._leases: set[RenewedLease] = set()
+
+    @classmethod
+    async def open(
+        cls,
+        endpoints: Sequence[str] | str,
+        *,
+        ca: Path | str | None = None,
+        cert: Path | str | None = None,
+        key: Path | str | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        timeout_s: float = 5,
+        prefix: str = "",
+        monotonic: Callable[[], float] = boot_time,
+    ) -> Self:
+        """Connect. TLS when the endpoints say https or files are given; `ca` None means the roots gRPC knows.
+
+        MetadataUnavailableError when no member answers; InvalidConfigError when etcd refuses the user.
+        """
+        if prefix and not prefix.startswith("/"):
+            raise InvalidConfigError("metadata prefix", "does not begin with /")
+        if (cert is None) != (key is None) or (user is None) != (password is None):
+            raise InvalidConfigError("metadata", "cert and key, and user and password, come in pairs")
+        addresses, secure = parse_endpoints(endpoints, tls=ca is not None or cert is not None)
+        tls = None
+        if secure:
+            pems = await asyncio.to_thread(lambda: [path and Path(path).read_bytes() for path in (ca, key, cert)])
+            tls = grpc.ssl_channel_credentials(*pems)
+        login = None if user is None or password is None else Login(user, password)
+        cluster = Cluster(addresses, tls=tls, login=login, timeout_s=timeout_s)
+        store = cls(cluster, prefix, monotonic)
+        try:
+            await store.version()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    @property
+    def name(self) -> str:
+        """Where it is, for people: no secrets."""
+        return self._cluster.name + self._prefix.decode()
+
+    async def get(self, key: str) -> Entry | None:
+        """Return one entry, None when there is none."""
+        request = rpc.RangeRequest(key=self._key(key))
+        response = await self._range(f"get {key}", request)
+        return self._entry(response.kvs[0]) if response.kvs else None
+
+    async def put(self, key: str, value: bytes, *, lease: Lease | None = None) -> int:
+        """Set a key whatever it was; returns its version. LeaseLostError when the lease is gone."""
+        version = await self._put(f"put {key}", key, value, lease, [])
+        assert version is not None, "nothing was compared"
+        return version
+
+    async def cas(self, key: str, value: bytes, *, version: int, lease: Lease | None = None) -> int | None:
+        """Set a key if its version still is `version` (0: absent); returns the new one, None when it was another."""
+        return await self._put(f"cas {key}", key, value, lease, [self._compare(key, version)])
+
+    async def delete(self, key: str, *, version: int | None = None) -> bool:
+        """Remove a key (only at this version, when given); returns whether it was removed."""
+        remove = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=self._key(key)))
+        compare = [] if version is None else [self._compare(key, version)]
+        response = await self._transact(f"delete {key}", compare, remove)
+        return bool(response.succeeded and response.responses[0].response_delete_range.deleted)
+
+    async def list(
+        self, prefix: str, *, start: str = "", limit: int | None = None, reverse: bool = False
+    ) -> list[Entry]:
+        """Return entries whose keys begin with `prefix`, in order; all of one revision, in pages."""
+        first, stop = key_range(prefix, start, reverse=reverse)
+        if first >= stop or limit == 0:
+            return []
+        while True:
+            try:
+                return await self._pages(f"list {prefix}", self._prefix + first, self._prefix + stop, limit, reverse)
+            except grpc.aio.AioRpcError as error:  # compacted between two pages: begin again
+                if error.code() is not grpc.StatusCode.OUT_OF_RANGE:
+                    raise MetadataUnavailableError(self.name, f"list {prefix}", error.details() or "") from None
+
+    def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
+        """Give every change behind a version, in order, each once, for ever; goes on through lost connections."""
+        return EtcdWatch(self._cluster, self._key(prefix), hidden=len(self._prefix), after=after)
+
+    async def version(self) -> int:
+        """Return the store's version now, to watch from."""
+        request = rpc.RangeRequest(key=self._prefix + b"/", count_only=True)
+        return int((await self._range("tell its version", request)).header.revision)
+
+    async def lease(self, ttl_s: float) -> Lease:
+        """Make a lease that renews itself; etcd counts whole seconds, and may give more than was asked for."""
+        check_ttl(ttl_s)
+        request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
+
+        async def send(call: Call) -> rpc.LeaseGrantResponse:
+            return await call.member.lease.LeaseGrant(request, metadata=call.metadata, timeout=call.timeout_s)
+
+        sent = self._monotonic()
+        granted = await self._cluster.read("grant a lease", send)  # one that is granted twice harms nobody
+        lease = RenewedLease(
+            self.name,
+            granted.ID,
+            ttl_s=granted.TTL,
+            sent=sent,
+            renew=self._renew,
+            revoke=self._revoke,
+            monotonic=self._monotonic,
+        )
+        self._leases = {held for held in self._leases if held.remaining_s > 0} | {lease}
+        return lease
+
+    async def close(self) -> None:
+        """End every watch and lease task (without revoking), and let go of connections."""
+        for lease in self._leases:
+            await lease.stop()
+        await self._cluster.close()
+
+    async def _put(
+        self, action: str, key: str, value: bytes, lease: Lease | None, compare: Sequence[rpc.Compare]
+    ) -> int | None:
+        check_value(key, value)
+        if lease is not None and lease.remaining_s <= 0:
+            raise LeaseLostError(self.name)
+        put = rpc.PutRequest(key=self._key(key), value=bytes(value), lease=0 if lease is None else lease.id)
+        try:
+            response = await self._transact(action, compare, rpc.RequestOp(request_put=put))
+        except grpc.aio.AioRpcError:  # NOT_FOUND: the lease
+            if isinstance(lease, RenewedLease):
+                lease.lose()
+            raise LeaseLostError(self.name) from None
+        return response.header.revision if response.succeeded else None
+
+    async def _transact(self, action: str, compare: Sequence[rpc.Compare], change: rpc.RequestOp) -> rpc.TxnResponse:
+        request = rpc.TxnRequest(compare=compare, success=[change], failure=[])
+
+        async def send(call: Call) -> rpc.TxnResponse:
+            return await call.member.kv.Txn(request, metadata=call.metadata, timeout=call.timeout_s)
+
+        return await self._cluster.change(action, send)
+
+    async def _range(self, action: str, request: rpc.RangeRequest) -> rpc.RangeResponse:
+        async def send(call: Call) -> rpc.RangeResponse:
+            return await call.member.kv.Range(request, metadata=call.metadata, timeout=call.timeout_s)
+
+        return await self._cluster.read(action, send)
+
+    async def _pages(
+        self, action: str, first: bytes, stop: bytes, limit: int | None, reverse: bool  # noqa: FBT001  # as given
+    ) -> Entries:  # fmt: skip
+        entries: Entries = []
+        revision = 0
+        order = rpc.RangeRequest.DESCEND if reverse else rpc.RangeRequest.NONE
+        while True:
+            room = PAGE_KEYS if limit is None else min(PAGE_KEYS, limit - len(entries))
+            request = rpc.RangeRequest(key=first, range_end=stop, limit=room, revision=revision, sort_order=order)
+            response = await self._range(action, request)
+            entries += [self._entry(kv) for kv in response.kvs]
+            if not response.more or len(entries) == limit:
+                return entries
+            revision = revision or response.header.revision
+            last = response.kvs[-1].key
+            first, stop = (first, last) if reverse else (last + b"\0", stop)
+
+    async def _renew(self, lease_id: int, timeout_s: float) -> float:
+        request = rpc.LeaseKeepAliveRequest(ID=lease_id)
+
+        async def send(call: Call) -> rpc.LeaseKeepAliveResponse:
+            stream = call.member.lease.LeaseKeepAlive([request], metadata=call.metadata, timeout=call.timeout_s)
+            return await stream.read()
+
+        response = await self._cluster.read("renew a lease", send, timeout_s=timeout_s)
+        if response is grpc.aio.EOF:
+            raise MetadataUnavailableError(self.name, "renew a lease", "the stream ended")
+        if response.TTL <= 0:
+            raise LeaseLostError(self.name)
+        return float(response.TTL)
+
+    async def _revoke(self, lease_id: int) -> None:
+        request = rpc.LeaseRevokeRequest(ID=lease_id)
+
+        async def send(call: Call) -> None:
+            try:
+                await call.member.lease.LeaseRevoke(request, metadata=call.metadata, timeout=call.timeout_s)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:  # it is gone, as we wish
+                    raise
+
+        await self._cluster.change("revoke a lease", send)
+
+    def _key(self, key: str) -> bytes:
+        return self._prefix + key_bytes(key)
+
+    def _compare(self, key: str, version: int) -> rpc.Compare:
+        return rpc.Compare(key=self._key(key), target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=version)
+
+    def _entry(self, kv: rpc.KeyValue) -> Entry:
+        return Entry(kv.key[len(self._prefix) :].decode(), kv.value, kv.mod_revision)

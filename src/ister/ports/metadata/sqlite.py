@@ -1,0 +1,170 @@
+"""Metadata in one SQLite file: durable, one writing process, and any number that read."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ister.core.errors import InvalidConfigError, MetadataUnavailableError
+from ister.ports.metadata import sqlite_rows as rows
+from ister.ports.metadata.keys import check_value, key_bytes, key_range
+from ister.ports.metadata.leases import LeaseBook
+from ister.ports.metadata.sqlite_file import HistoryBounds, ReadFile, WriteFile
+from ister.ports.metadata.watches import POLL_S, Bell, History, HistoryWatch, Place
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import AsyncIterator, Callable
+    from typing import Self, TypeVar
+
+    from ister.ports.metadata.store import Change, Entry, Lease
+
+    T = TypeVar("T")
+
+
+class SqliteMetadata:
+    """A metadata store in a file. Its thread waits for the disk, so that the loop need not.
+
+    Leases live in the writing process: when it ends, so do they, and the next one removes their keys at open.
+    """
+
+    def __init__(
+        self, path: Path, thread: ThreadPoolExecutor, file: WriteFile | ReadFile, monotonic: Callable[[], float]
+    ) -> None:
+        self._path = path
+        self._thread = thread
+        self._file = file
+        self._loop = asyncio.get_running_loop()
+        self._bell = Bell()
+        self._book = LeaseBook(self.name, monotonic=monotonic, check=self._check, remove=self._remove_lease)
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path | str,
+        read_only: bool = False,  # noqa: FBT001, FBT002  # the word is the meaning
+        *,
+        bounds: HistoryBounds = HistoryBounds(),  # noqa: B008  # it never changes
+        monotonic: Callable[[], float] | None = None,
+    ) -> Self:
+        """Own the file, or only read it.
+
+        LockedError when another process writes it; CorruptMetadataError when it is damaged, or a newer release wrote it.
+        """
+        path = Path(path)
+        loop = asyncio.get_running_loop()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="ister-metadata")
+        try:
+            file = await loop.run_in_executor(thread, partial(_open, path, bounds, read_only=read_only))
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return cls(path, thread, file, monotonic or loop.time)
+
+    @property
+    def name(self) -> str:
+        """Where it is, for people: no secrets."""
+        return f"sqlite {self._path}"
+
+    async def get(self, key: str) -> Entry | None:
+        """Return one entry, None when there is none."""
+        return await self._ask(f"get {key}", partial(rows.get, path=self._path, key=key_bytes(key)))
+
+    async def put(self, key: str, value: bytes, *, lease: Lease | None = None) -> int:
+        """Set a key whatever it was; returns its version. LeaseLostError when the lease is gone."""
+        return await self._put(f"put {key}", key, value, lease, None)
+
+    async def cas(self, key: str, value: bytes, *, version: int, lease: Lease | None = None) -> int | None:
+        """Set a key if its version still is `version` (0: absent); returns the new one, None when it was another."""
+        return await self._put(f"cas {key}", key, value, lease, version) or None
+
+    async def delete(self, key: str, *, version: int | None = None) -> bool:
+        """Remove a key (only at this version, when given); returns whether it was removed."""
+        act = partial(rows.delete, key=key_bytes(key), expected=version)
+        return await self._change(f"delete {key}", act) != 0
+
+    async def list(
+        self, prefix: str, *, start: str = "", limit: int | None = None, reverse: bool = False
+    ) -> list[Entry]:
+        """Return entries whose keys begin with `prefix`, in order."""
+        first, stop = key_range(prefix, start, reverse=reverse)
+        most = -1 if limit is None else limit
+        ask = partial(rows.listing, path=self._path, first=first, stop=stop, limit=most, reverse=reverse)
+        return await self._ask(f"list {prefix}", ask)
+
+    def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
+        """Give every change behind a version, in order, each once, for ever."""
+        first = key_bytes(prefix)
+
+        async def read(place: Place) -> History:
+            return await self._ask(f"watch {prefix}", partial(rows.history, path=self._path, prefix=first, place=place))
+
+        poll_s = POLL_S if isinstance(self._file, ReadFile) else None
+        return HistoryWatch(read, self._bell, after=after, poll_s=poll_s)
+
+    async def version(self) -> int:
+        """Return the store's version now, to watch from."""
+        return await self._ask("tell its version", partial(rows.number, name="version"))
+
+    async def lease(self, ttl_s: float) -> Lease:
+        """Make a lease that renews itself."""
+        self._writer()
+        return self._book.grant(ttl_s)
+
+    async def close(self) -> None:
+        """End every watch and lease task (without revoking), and let go of the file."""
+        if self._bell.closed:
+            return
+        self._bell.close()
+        await self._book.close()
+        await self._loop.run_in_executor(self._thread, self._file.close)
+        self._thread.shutdown(wait=False)
+
+    async def _put(self, action: str, key: str, value: bytes, lease: Lease | None, expected: int | None) -> int:
+        check_value(key, value)
+        act = partial(
+            rows.put,
+            key=key_bytes(key),
+            value=bytes(value),
+            lease=self._book.number(lease),
+            expected=expected,
+        )
+        return await self._change(action, act)
+
+    async def _ask(self, action: str, ask: Callable[[sqlite3.Connection], T]) -> T:
+        self._check(action)
+        return await self._loop.run_in_executor(self._thread, self._file.query, action, ask)
+
+    async def _change(self, action: str, act: Callable[[sqlite3.Connection], rows.Changed]) -> int:
+        self._check(action)
+        return await self._loop.run_in_executor(self._thread, self._commit, self._writer(), action, act)
+
+    def _commit(self, file: WriteFile, action: str, act: Callable[[sqlite3.Connection], rows.Changed]) -> int:
+        """Change the file; the watches hear of it also when nobody waits for the answer any more."""
+        version = file.change(action, act)
+        if version:
+            self._loop.call_soon_threadsafe(self._bell.ring, version)
+        return version
+
+    def _check(self, action: str) -> None:
+        if self._bell.closed:
+            raise MetadataUnavailableError(str(self._path), action, "it is closed")
+
+    def _writer(self) -> WriteFile:
+        if isinstance(self._file, ReadFile):
+            raise InvalidConfigError("read_only", f"{self._path} was opened to be read only; the broker writes it")
+        return self._file
+
+    async def _remove_lease(self, lease_id: int) -> None:
+        await self._change("remove the keys of a lease", partial(rows.remove_leased, lease=lease_id))
+
+
+def _open(path: Path, bounds: HistoryBounds, *, read_only: bool) -> WriteFile | ReadFile:
+    if not read_only:
+        return WriteFile(path, bounds)
+    file = ReadFile(path)
+    file.query("open", partial(rows.number, name="version"))
+    return file

@@ -1,0 +1,250 @@
+"""Objects as files in a directory: whole and on disk under their final name, or not there.
+
+A put writes a draft in `.drafts`, syncs it, links it to its name (which fails when the name is taken) and syncs every
+directory up to the root. A kill leaves at most a draft; the first put of a process removes drafts older than an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import time
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from ister.core.errors import (
+    CorruptObjectError,
+    MissingObjectError,
+    ObjectExistsError,
+    PutUnknownError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
+from ister.ports.files import OsFiles
+from ister.ports.objects.keys import check_key, check_prefix
+from ister.ports.objects.store import ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+
+    from ister.core.columns import Frames
+
+    T = TypeVar("T")
+
+DRAFTS = ".drafts"
+DRAFT_AGE_S_MAX = 3600
+WRITE_BYTES = 4 << 20
+PAGE = 1000
+# The directory is not ours to write, or cannot hold such a name: trying again cannot help.
+REFUSED = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.EMLINK,
+}
+
+
+class FsStore:
+    """A directory as an object store; safe to share between processes on one file system with hard links."""
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root).absolute()
+        self._ready = False
+
+    @property
+    def name(self) -> str:
+        """Where it is, for people."""
+        return f"fs {self._root}"
+
+    async def put_if_absent(self, key: str, data: Frames) -> ObjectInfo:
+        """Store finished bytes under a new name; returns once they and their name are synced.
+
+        Cancelling does not stop the thread that writes: the object may still appear.
+        """
+        self._path(key)
+        return await asyncio.to_thread(self._put, key, memoryview(data).cast("B"))
+
+    async def read(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:  # noqa: ARG002  # a file has none
+        """Return exactly the bytes [start, stop)."""
+        path = self._path(key)
+        if not 0 <= start <= stop:
+            raise StoreRefusedError(self.name, f"read {key}", f"[{start}, {stop}) is no range")
+        return await self._in_thread(f"read {key}", lambda: self._read(key, path, start, stop))
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        """Return an object's size, None when there is none."""
+        path = self._path(key)
+        return await self._in_thread(f"look at {key}", lambda: _info(key, path))
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncGenerator[ObjectInfo]:
+        """Give the objects in order of their keys; holds the names of one directory per level."""
+        walk = self._walk("", check_prefix(self.name, prefix), after)
+        while page := await self._in_thread(f"list {prefix}", lambda: list(islice(walk, PAGE))):
+            for info in page:
+                yield info
+
+    async def delete(self, key: str) -> None:
+        """Take an object away, durably; no error when there is none."""
+        path = self._path(key)
+        await self._in_thread(f"delete {key}", lambda: _remove(path))
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _path(self, key: str) -> Path:
+        check_key(self.name, key)
+        if key.partition("/")[0] == DRAFTS:
+            raise StoreRefusedError(self.name, f"use the key {key[:80]!r}", f"{DRAFTS} holds unfinished objects")
+        return self._root / key
+
+    async def _in_thread(self, action: str, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(work)
+        except OSError as error:
+            self._fail(action, error)
+
+    def _fail(self, action: str, error: OSError) -> NoReturn:
+        cause = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno in REFUSED:
+            raise StoreRefusedError(self.name, action, cause) from error
+        raise StoreUnavailableError(self.name, action, cause) from error
+
+    def _put(self, key: str, data: memoryview) -> ObjectInfo:
+        final = self._root / key
+        try:
+            self._prepare()
+            draft = self._root / DRAFTS / secrets.token_hex(12)
+            try:
+                _write(draft, data)
+                _make_directories(final.parent)
+                _link(draft, final)
+            finally:
+                with suppress(OSError):  # a draft that stays is swept later
+                    draft.unlink(missing_ok=True)
+        except _TakenError:
+            raise ObjectExistsError(self.name, key) from None
+        except OSError as error:
+            self._ready = False  # perhaps someone removed the directory
+            self._fail(f"put {key}", error)
+        try:
+            for directory in (final.parent, *final.parent.parents):
+                OsFiles().sync_directory(directory)
+                if directory == self._root:
+                    break
+        except OSError as error:
+            # The object has its name, but a power cut may take it away; a second sync would prove nothing.
+            raise PutUnknownError(self.name, key, os.strerror(error.errno or errno.EIO)) from error
+        return ObjectInfo(key, len(data), "")
+
+    def _prepare(self) -> None:
+        if self._ready:
+            return
+        drafts = self._root / DRAFTS
+        for directory in (self._root, drafts):  # one by one: only the last of a path gets its narrow mode
+            OsFiles().make_directory(directory)
+        oldest = time.time() - DRAFT_AGE_S_MAX
+        for draft in drafts.iterdir():
+            with suppress(FileNotFoundError):  # its owner, or another sweeper, was first
+                if draft.stat().st_mtime < oldest:
+                    draft.unlink()
+        self._ready = True
+
+    def _read(self, key: str, path: Path, start: int, stop: int) -> bytes:
+        try:
+            if path.is_dir():
+                raise MissingObjectError(key, self.name)
+            file = OsFiles().open_read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise MissingObjectError(key, self.name) from None
+        try:
+            size = file.size()
+            data = file.read(start, stop - start) if stop <= size else b""
+        finally:
+            file.close()
+        if stop > size or len(data) != stop - start:
+            raise CorruptObjectError(key, size, -1, f"it has {size} bytes, [{start}, {stop}) was asked for")
+        return data
+
+    def _walk(self, directory: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
+        """Go through `directory` (empty, or ending with a slash) in the order of keys."""
+        try:
+            with os.scandir(self._root / directory) as entries:
+                names = sorted(
+                    name
+                    for name in (
+                        directory + entry.name + "/" * entry.is_dir(follow_symlinks=False) for entry in entries
+                    )
+                    if _may_hold(name, prefix, after)
+                )
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in names:
+            if name.endswith("/"):
+                yield from self._walk(name, prefix, after)
+            elif info := _info(name, self._root / name):
+                yield info
+
+
+class _TakenError(Exception):
+    """The final name has an owner."""
+
+
+def _may_hold(name: str, prefix: str, after: str) -> bool:
+    if name == f"{DRAFTS}/":
+        return False
+    if not name.endswith("/"):
+        return name.startswith(prefix) and name > after
+    return (name.startswith(prefix) or prefix.startswith(name)) and (name > after or after.startswith(name))
+
+
+def _info(key: str, path: Path) -> ObjectInfo | None:
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return ObjectInfo(key, found.st_size, "") if found.st_mode & 0o170000 == 0o100000 else None
+
+
+def _write(draft: Path, data: memoryview) -> None:
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    try:
+        at = 0
+        while at < len(data):
+            at += os.write(fd, data[at : at + WRITE_BYTES])
+        os.fdatasync(fd)
+        if os.fstat(fd).st_size != len(data):
+            raise OSError(errno.EIO, "the file has another size than was written")
+    finally:
+        os.close(fd)
+
+
+def _make_directories(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except FileExistsError:  # an object has the name of a directory that this key needs
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+
+
+def _link(draft: Path, final: Path) -> None:
+    try:
+        final.hardlink_to(draft)
+    except FileExistsError:
+        if final.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+        raise _TakenError from None
+
+
+def _remove(path: Path) -> None:
+    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        path.unlink()
+        OsFiles().sync_directory(path.parent)

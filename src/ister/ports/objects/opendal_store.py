@@ -1,0 +1,312 @@
+"""Objects through OpenDAL: what its answers mean to us, and what counts as proof that an object is stored.
+
+Every write is one conditional put of finished bytes. OpenDAL's methods return futures, its exceptions have no common
+base, and a cancelled put may still land; nothing of that leaves this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from opendal import AsyncOperator, exceptions
+from opendal.layers import RetryLayer, TimeoutLayer
+
+from ister.core.errors import (
+    CorruptObjectError,
+    IsterError,
+    MissingObjectError,
+    ObjectExistsError,
+    PutUnknownError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
+from ister.ports.objects.keys import check_key, check_prefix
+from ister.ports.objects.redact import Redactor
+from ister.ports.objects.store import ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from opendal.types import Entry, Metadata
+
+    from ister.core.columns import Frames
+
+    T = TypeVar("T")
+
+FAILURES: tuple[type[Exception], ...] = tuple(
+    kind for kind in vars(exceptions).values() if isinstance(kind, type) and issubclass(kind, Exception)
+)
+EXISTS = (exceptions.ConditionNotMatch, exceptions.AlreadyExists)
+# Trying again cannot help. A missing bucket is ConfigInvalid on S3, NotFound elsewhere.
+REFUSED = (
+    exceptions.ConfigInvalid,
+    exceptions.PermissionDenied,
+    exceptions.Unsupported,
+    exceptions.IsADirectory,
+    exceptions.NotADirectory,
+)
+# These list in the order of keys; every other service's listing is sorted here, which holds it in memory.
+ORDERED = frozenset({"s3", "gcs", "azblob", "memory"})
+NO_BUCKET = "there is no such bucket or container"
+# How S3, Azure and GCS tell a missing bucket from a missing object; a look (HEAD) has no text, and cannot.
+BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+SLOWEST_BYTES_PER_S = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for a store, and how often to ask again."""
+
+    attempt_s: float = 30.0  # one request, and one more second for every MiB it sends
+    retries: int = 4
+    pause_s_min: float = 0.2
+    pause_s_max: float = 5.0
+
+    def attempt(self, count: int) -> float:
+        """How long one request with that many bytes may take."""
+        return self.attempt_s + count / SLOWEST_BYTES_PER_S
+
+    def whole(self, count: int) -> float:
+        """How long a call may take with all its attempts: OpenDAL limits each wait for bytes, but not their sum."""
+        return (self.retries + 1) * (self.attempt(count) + self.pause_s_max)
+
+
+class OpendalStore:
+    """A service of OpenDAL as an object store."""
+
+    def __init__(
+        self,
+        operator: AsyncOperator,
+        *,
+        service: str,
+        name: str,
+        redact: Redactor | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self._bare = operator
+        self._patience = patience or Patience()
+        self._operator = self._patient(0)
+        self._name = name
+        self._redact = redact or Redactor(())
+        self._ordered = service in ORDERED
+        can = operator.capability()
+        self._can_match = can.read_with_if_match
+        self._can_start_after = can.list_with_start_after
+
+    @property
+    def name(self) -> str:
+        """Where it is, for people: backend and root, no secrets."""
+        return self._name
+
+    async def put_if_absent(self, key: str, data: Frames) -> ObjectInfo:
+        """Store finished bytes under a new name, and return once the store has proved that it holds them."""
+        check_key(self._name, key)
+        view = memoryview(data).cast("B")
+        failure: IsterError
+        try:
+            async with asyncio.timeout(self._patience.whole(len(view))):
+                # The stub says bytes; any buffer is taken, and copied once.
+                await self._patient(len(view)).write(key, view, if_not_exists=True)  # type: ignore[arg-type]
+        except EXISTS:
+            failure = ObjectExistsError(self._name, key)
+        except TimeoutError:
+            failure = PutUnknownError(self._name, key, "no answer in time")
+        except FAILURES as error:
+            if isinstance(error, (*REFUSED, exceptions.NotFound)):
+                failure = StoreRefusedError(self._name, f"put {key}", self._text(error))
+            else:  # an earlier attempt may have landed
+                failure = PutUnknownError(self._name, key, self._text(error))
+        else:
+            return await self._verify(key, view)
+        raise failure  # not in the handler: the service's own text, which may hold secrets, would hang on as context
+
+    async def read(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:
+        """Return exactly the bytes [start, stop)."""
+        check_key(self._name, key)
+        if not 0 <= start <= stop:
+            raise StoreRefusedError(self._name, f"read {key}", f"[{start}, {stop}) is no range")
+        size = stop - start
+        if not size:  # services disagree about an empty range; what may be known without one is that it is there
+            return await self._read_nothing(key, stop, etag)
+        match = etag if etag and self._can_match else None
+        try:
+            data = await self._ask(
+                f"read {key}", size, lambda: self._operator.read(key, offset=start, size=size, if_match=match)
+            )
+        except _ShortError:
+            data = b""
+        except _MissingError:
+            raise MissingObjectError(key, self._name) from None
+        except _OtherError:
+            raise CorruptObjectError(key, -1, -1, f"it is not the one with etag {etag}") from None
+        if len(data) != size:
+            raise await self._explain_short(key, start, stop)
+        return data
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        """Return what is known of an object, None when there is none. A missing bucket may look the same."""
+        found = await self._look(key)
+        return None if found is None else ObjectInfo(key, found.content_length, found.etag or "")
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncGenerator[ObjectInfo]:
+        """Give the objects in order of their keys, page by page."""
+        check_prefix(self._name, prefix)
+        async with aclosing(self._entries(prefix, after)) as found:
+            if not self._ordered:
+                for info in sorted([info async for info in found]):
+                    yield info
+                return
+            last = ""
+            async for info in found:
+                if info.key < last:
+                    cause = f"it gave {info.key} behind {last}, out of order"
+                    raise StoreRefusedError(self._name, f"list {prefix}", cause)
+                last = info.key
+                yield info
+
+    async def delete(self, key: str) -> None:
+        """Take an object away; no error when there is none."""
+        check_key(self._name, key)
+        try:
+            await self._ask(f"delete {key}", 0, lambda: self._operator.delete(key))
+        except _MissingError:
+            return
+
+    async def close(self) -> None:
+        """OpenDAL keeps no connection that could be closed by hand; idle ones end by themselves."""
+
+    def _patient(self, count: int) -> AsyncOperator:
+        """Return the operator with a time limit on each attempt, and attempts around it; the order matters."""
+        limit = self._patience.attempt(count)
+        return self._bare.layer(TimeoutLayer(timeout=limit, io_timeout=limit)).layer(
+            RetryLayer(
+                max_times=self._patience.retries,
+                factor=2.0,
+                jitter=True,
+                min_delay=self._patience.pause_s_min,
+                max_delay=self._patience.pause_s_max,
+            )
+        )
+
+    async def _verify(self, key: str, view: memoryview) -> ObjectInfo:
+        """Compare what the store holds with what was sent: by the store's own MD5, else by reading it all back.
+
+        S3 checks a CRC32C on the way in, but servers that speak S3 need not; its etag is an MD5 unless the bucket
+        encrypts with keys of its own, and then we read back.
+        """
+        try:
+            found = await self._look(key)
+            if found is None:
+                raise PutUnknownError(self._name, key, "it was taken, but it is not there")
+            if found.content_length != len(view):
+                raise CorruptObjectError(
+                    key, found.content_length, -1, f"{len(view)} bytes were put, the store has {found.content_length}"
+                )
+            info = ObjectInfo(key, len(view), found.etag or "")
+            digest = await asyncio.to_thread(lambda: hashlib.md5(view, usedforsecurity=False))
+            if info.etag.strip('"') == digest.hexdigest():
+                return info
+            if found.content_md5 == base64.b64encode(digest.digest()).decode():
+                return info
+            back = await self.read(key, 0, len(view))
+        except (StoreUnavailableError, StoreRefusedError, MissingObjectError) as error:
+            raise PutUnknownError(self._name, key, f"it was taken, but could not be verified: {error}") from None
+        if back != view:
+            raise CorruptObjectError(key, -1, -1, "the store gives other bytes than were put")
+        return info
+
+    async def _look(self, key: str) -> Metadata | None:
+        check_key(self._name, key)
+        try:
+            found = await self._ask(f"look at {key}", 0, lambda: self._operator.stat(key))
+        except _MissingError:
+            return None
+        return None if found.is_dir else found
+
+    async def _read_nothing(self, key: str, stop: int, etag: str) -> bytes:
+        found = await self.stat(key)
+        if found is None:
+            raise MissingObjectError(key, self._name)
+        if etag and found.etag and found.etag != etag:
+            raise CorruptObjectError(key, -1, -1, f"it is not the one with etag {etag}")
+        if stop > found.size:
+            raise CorruptObjectError(key, found.size, -1, f"it has {found.size} bytes, byte {stop} was asked for")
+        return b""
+
+    async def _explain_short(self, key: str, start: int, stop: int) -> IsterError:
+        """Tell a short object, which is damage, from a short answer, which is weather."""
+        found = await self.stat(key)
+        if found is None:
+            return MissingObjectError(key, self._name)
+        if found.size < stop:
+            reason = f"it has {found.size} bytes, [{start}, {stop}) was asked for"
+            return CorruptObjectError(key, found.size, -1, reason)
+        return StoreUnavailableError(self._name, f"read {key}", "the answer was cut short")
+
+    async def _entries(self, prefix: str, after: str) -> AsyncGenerator[ObjectInfo]:
+        action = f"list {prefix}"
+        start = after if after and self._can_start_after else None
+        try:
+            lister = await self._ask(action, 0, lambda: self._operator.list(prefix, recursive=True, start_after=start))
+            entries = aiter(lister)
+            while True:
+                entry: Entry = await self._ask(action, 0, lambda: anext(entries))
+                path = entry.path
+                if path.startswith(prefix) and path > after and not path.endswith("/"):
+                    yield ObjectInfo(path, entry.metadata.content_length, entry.metadata.etag or "")
+        except StopAsyncIteration:
+            return
+        except _MissingError:
+            # Where there are directories, there is none of that name; where there are none, the bucket is missing.
+            if self._ordered:
+                raise StoreRefusedError(self._name, action, NO_BUCKET) from None
+
+    async def _ask(self, action: str, count: int, call: Callable[[], Awaitable[T]]) -> T:
+        failure: IsterError
+        try:
+            async with asyncio.timeout(self._patience.whole(count)):
+                return await call()
+        except TimeoutError:
+            failure = StoreUnavailableError(self._name, action, "no answer in time")
+        except FAILURES as error:
+            failure = self._judge(action, error)
+        raise failure  # not in the handler: see put_if_absent
+
+    def _judge(self, action: str, error: Exception) -> IsterError:
+        text = self._text(error)
+        kind: type[StoreRefusedError | StoreUnavailableError] = StoreUnavailableError
+        match error:
+            case exceptions.NotFound() if any(code in str(error) for code in BUCKET_CODES):
+                return StoreRefusedError(self._name, action, NO_BUCKET)
+            case exceptions.NotFound():
+                kind = _MissingError
+            case exceptions.ConditionNotMatch():
+                kind = _OtherError
+            case exceptions.RangeNotSatisfied():
+                kind = _ShortError
+            case exceptions.Unexpected() if "too little data" in str(error):
+                kind = _ShortError
+            case _ if isinstance(error, REFUSED):
+                kind = StoreRefusedError
+        return kind(self._name, action, text)
+
+    def _text(self, error: Exception) -> str:
+        return self._redact.text(type(error).__name__, str(error))
+
+
+class _MissingError(StoreRefusedError):
+    """There is no such object."""
+
+
+# Only a read asks for an etag and a range: as an answer to anything else, these are weather.
+class _OtherError(StoreUnavailableError):
+    """The object has another etag."""
+
+
+class _ShortError(StoreUnavailableError):
+    """There are fewer bytes than were asked for."""

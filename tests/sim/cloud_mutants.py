@@ -1,0 +1,43 @@
+"""Planted bugs of the cloud tier; see `mutants` for what a mutant is."""
+
+from ister.cloud import deleter, uploader
+from ister.cloud.deleter import Deleter
+from ister.cloud.reader import ObjectStream
+from ister.cloud.uploader import Uploader
+from ister.storage import registry
+from ister.storage.factory import WalStorageFactory
+from ister.storage.tiers import ObjectTier, TieredReader
+from sim.mutants import Mutant
+
+CLOUD_MUTANTS = [
+    Mutant("uploads what is not synced", Uploader, "_cycle",
+           "synced = self._log.synced_offset\n        if", "synced = self._log.next_offset\n        if False and"),
+    Mutant("counts an object as uploaded before it is described", Uploader, "_upload_one",
+           "await self._catalog.add(descriptor)",
+           "self.uploaded.reach(descriptor.stop); await self._catalog.add(descriptor)"),
+    Mutant("lets a wrong checkpoint stop the upload", Uploader, "_next_run", "if hint is not None", "if False"),
+    Mutant("does not adopt what a crash left", Uploader, "recover", "adopted[-1] if adopted else last", "last"),
+    Mutant("goes on behind objects that it did not adopt", Uploader, "recover",
+           "stop = last.stop if last else 0\n    place", "stop = self._log.synced_offset\n    place"),
+    Mutant("prunes what is not uploaded", Deleter, "tick",
+           "start = self._log.log_start\n", "return await self._log.prune(wanted)\n    start = self._log.log_start\n"),
+    Mutant("sweeps objects that nothing else holds", deleter, "sweep_orphans", "if name is None or name.stop > upto:",
+           "if name is not None and name.stop > upto:\n            await store.delete(info.key)\n            continue\n"
+           "        if name is None:"),
+    Mutant("sweeps described objects", deleter, "sweep_orphans",
+           "(owner.start, owner.stop) == (name.start, name.stop)", "False"),
+    Mutant("does not look at objects when the log is behind", WalStorageFactory, "_join_tiers",
+           "last is None or last.stop <= wal.next_offset", "True"),
+    Mutant("reads one message too few from objects", TieredReader, "_decide", "Span(wal.start_offset,",
+           "Span(max(0, wal.start_offset - 1),"),
+    Mutant("gives up when retention moves the log's start", TieredReader, "_read_log",
+           "except OffsetOutOfRangeError:", "except ZeroDivisionError:"),
+    Mutant("begins an object's messages at its place to seek by", ObjectStream, "_read_object",
+           "max(wanted, offset)", "offset"),
+    Mutant("notes a place one byte late", uploader, "survey", "places.append((offset, at))",
+           "places.append((offset, at + len(places)))"),
+    Mutant("says that objects hold more than they do", ObjectTier, "span", "self.uploader.uploaded.value)",
+           "self.uploader.uploaded.value + 1)"),
+    Mutant("takes another generation than the one on disk", registry, "decide_record",
+           "max(known.generation, newest)", "known.generation + 1"),
+]  # fmt: skip
