@@ -1,6 +1,6 @@
 """Planted bugs of the cloud tier; see `mutants` for what a mutant is."""
 
-from ister.cloud import deleter, uploader
+from ister.cloud import proof, uploader
 from ister.cloud.deleter import Deleter
 from ister.cloud.reader import ObjectStream
 from ister.cloud.uploader import Uploader
@@ -21,11 +21,9 @@ CLOUD_MUTANTS = [
            "stop = last.stop if last else 0\n    place", "stop = self._log.synced_offset\n    place"),
     Mutant("prunes what is not uploaded", Deleter, "tick",
            "start = self._log.log_start\n", "return await self._log.prune(wanted)\n    start = self._log.log_start\n"),
-    Mutant("sweeps objects that nothing else holds", deleter, "sweep_orphans", "if name is None or name.stop > upto:",
-           "if name is not None and name.stop > upto:\n            await store.delete(info.key)\n            continue\n"
-           "        if name is None:"),
-    Mutant("sweeps described objects", deleter, "sweep_orphans",
-           "(owner.start, owner.stop) == (name.start, name.stop)", "False"),
+    Mutant("sweeps objects that nothing else holds", proof, "_undescribed",
+           "if name.start >= upto:\n                break", "if name.start >= upto:\n                await store.delete(info.key)"),
+    Mutant("sweeps described objects", proof, "_undescribed", "described_key != info.key and", ""),
     Mutant("does not look at objects when the log is behind", WalStorageFactory, "_join_tiers",
            "last is None or last.stop <= wal.next_offset", "True"),
     Mutant("reads one message too few from objects", TieredReader, "_decide", "Span(wal.start_offset,",

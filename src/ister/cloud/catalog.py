@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ister.ports.metadata import Entry, Metadata
 
 PAGE = 32
+NEARBY = (4, 6, 8, 20)
+"""How many last digits of an offset are left open when the object before it is searched, one after the other."""
 
 
 class OtherOwnerError(FencedError):
@@ -49,9 +51,14 @@ class ObjectCatalog:
 
     async def find(self, offset: int) -> Descriptor | None:
         """Return the description of the object that holds an offset, None when none does."""
-        found = await self._metadata.list(self._prefix, start=self._key(offset), limit=1, reverse=True)
-        descriptor = self._load(found[0]) if found else None
-        return descriptor if descriptor is not None and offset < descriptor.stop else None
+        key = self._key(offset)
+        for digits in NEARBY:
+            # etcd reads a whole range to give its last key, so the range is small at first.
+            found = await self._metadata.list(key[: len(key) - digits], start=key, limit=1, reverse=True)
+            if found:
+                descriptor = self._load(found[0])
+                return descriptor if offset < descriptor.stop else None
+        return None
 
     async def span(self, start: int, stop: int) -> AsyncGenerator[Descriptor]:
         """Give the descriptions that cover [start, stop), in order; MissingSpanError names a hole before it is passed."""
@@ -92,13 +99,13 @@ class ObjectCatalog:
         """Tell whether nothing is described."""
         return not await self._metadata.list(self._prefix, limit=1)
 
-    async def all(self) -> AsyncGenerator[Descriptor]:
-        """Give every description in order, whether they join or not."""
-        start = ""
-        while page := await self._metadata.list(self._prefix, start=start, limit=PAGE):
+    async def all(self, start: int = 0) -> AsyncGenerator[Descriptor]:
+        """Give every description from an offset on, in order, whether they join or not."""
+        key = self._key(start)
+        while page := await self._metadata.list(self._prefix, start=key, limit=PAGE):
             for entry in page:
                 yield self._load(entry)
-            start = page[-1].key + "\0"
+            key = page[-1].key + "\0"
 
     async def clear(self) -> int:
         """Remove every description, the newest first, so that what is left has no hole; returns how many there were."""

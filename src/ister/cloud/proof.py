@@ -12,7 +12,7 @@ from ister.core.segment import generation_prefix, parse_key
 
 if TYPE_CHECKING:
     from ister.cloud.catalog import ObjectCatalog
-    from ister.core.segment import Descriptor
+    from ister.core.segment import Descriptor, ObjectName
     from ister.ports.objects import CloudStore, ObjectInfo
 
 log = structlog.get_logger()
@@ -53,21 +53,41 @@ async def sweep_orphans(store: CloudStore, catalog: ObjectCatalog, upto: int, *,
     Only the topic's owner may. An object that is described nowhere and holds an offset that no other holds is left: it
     may be all that is left of it.
     """
-    prefix = generation_prefix(catalog.topic, catalog.generation)
     swept = 0
-    async for info in store.list(prefix, after=f"{prefix}data-{after:020}" if after else ""):
-        name = parse_key(info.key)
-        if name is None or name.stop > upto:
-            continue
-        owner = await catalog.find(name.start)
-        if owner is not None and (owner.start, owner.stop) == (name.start, name.stop):
-            continue
+    for name, key in await _undescribed(store, catalog, upto, after):
         try:
             await prove(store, catalog, name.start, name.stop)
         except (MissingSpanError, MissingObjectError, CorruptObjectError) as error:
-            log.warning("orphan_kept", key=info.key, cause=str(error))
+            log.warning("orphan_kept", key=key, cause=str(error))
             continue
-        await store.delete(info.key)
-        log.info("orphan_swept", key=info.key)
+        await store.delete(key)
+        log.info("orphan_swept", key=key)
         swept += 1
     return swept
+
+
+async def _undescribed(
+    store: CloudStore, catalog: ObjectCatalog, upto: int, after: int
+) -> list[tuple[ObjectName, str]]:
+    """Return the objects below `upto` that nothing describes; a listing and the descriptions are in the same order."""
+    prefix = generation_prefix(catalog.topic, catalog.generation)
+    found: list[tuple[ObjectName, str]] = []
+    async with (
+        aclosing(store.list(prefix, after=f"{prefix}data-{after:020}" if after else "")) as listing,
+        aclosing(catalog.all(start=after)) as described,
+    ):
+        described_key = ""
+        async for info in listing:
+            name = parse_key(info.key)
+            if name is None:
+                continue
+            if name.start >= upto:
+                break
+            while described_key < info.key:
+                descriptor = await anext(described, None)
+                if descriptor is None:
+                    break
+                described_key = catalog.object_key(descriptor)
+            if described_key != info.key and name.stop <= upto:
+                found.append((name, info.key))
+    return found

@@ -1,7 +1,7 @@
 """Carry a topic's log to objects: whole, checked frames that are synced, in order, each byte once.
 
 Object, then description, then checkpoint; a message counts as uploaded once its object is described. Whatever step a
-crash falls between, the next start finds the object and adopts it, because it holds the same messages (docs/adr/0008).
+crash falls between, the next start finds the object and adopts it, because it holds the same messages (docs/adr/0007).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ister.core.errors import LockedError
-from ister.ports.worker import ThreadWorker
+from ister.ports.worker import SharedWorkers, ThreadWorker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,7 +151,10 @@ class _OsLock:
 
 
 class OsFiles:
-    """The machine's file system."""
+    """The machine's file system; with `threads`, its logs share so many to wait for the disk, else each has its own."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._workers = None if threads is None else SharedWorkers("ister-disk", threads)
 
     def create(self, path: Path) -> File:
         """Make a new file to append to; FileExistsError when the name is taken."""
@@ -217,7 +220,7 @@ class OsFiles:
 
     def worker(self) -> Worker:
         """Return a thread that waits for this disk."""
-        return ThreadWorker("ister-disk")
+        return ThreadWorker("ister-disk") if self._workers is None else self._workers.worker()
 
 
 def append_all(file: File, parts: Sequence[Frames]) -> None:

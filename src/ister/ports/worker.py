@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -72,4 +73,54 @@ class ThreadWorker:
     def _answer(self) -> None:
         for _ in os.read(self._told, 4096):
             then, result, error = self._answers.popleft()
+            then(result, error)
+
+
+class SharedWorkers:
+    """A few threads for many logs: each log's work is still done in order, by one of them."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        assert threads > 0, "someone must do the work"
+        self._name = name
+        self._workers: list[ThreadWorker | None] = [None] * threads
+        self._users = [0] * threads
+
+    def worker(self) -> Worker:
+        """Return a share of the thread that has the fewest users."""
+        slot = self._users.index(min(self._users))
+        worker = self._workers[slot]
+        if worker is None:
+            worker = self._workers[slot] = ThreadWorker(f"{self._name}-{slot}")
+        self._users[slot] += 1
+        return _Share(self, slot, worker)
+
+    def let_go(self, slot: int) -> None:
+        """Take one user away; the thread of the last one ends."""
+        self._users[slot] -= 1
+        worker = self._workers[slot]
+        if not self._users[slot] and worker is not None:
+            self._workers[slot] = None
+            worker.close()
+
+
+class _Share:
+    """One log's share of a thread."""
+
+    def __init__(self, workers: SharedWorkers, slot: int, worker: ThreadWorker) -> None:
+        self._workers = workers
+        self._slot = slot
+        self._worker = worker
+        self._closed = False
+
+    def run(self, work: Work, then: Then) -> None:
+        """Do the work, then call back on the loop with what it returned, or None and what it raised."""
+        self._worker.run(work, partial(self._answer, then))
+
+    def close(self) -> None:
+        """Give the share back; nothing is called back any more."""
+        self._closed = True
+        self._workers.let_go(self._slot)
+
+    def _answer(self, then: Then, result: Any, error: BaseException | None) -> None:
+        if not self._closed:
             then(result, error)

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 OPEN_AT_ONCE = 16
+DISK_THREADS = 16
+"""How many threads wait for the disk, for all topics together."""
 ASK_TIMEOUT_S = 10.0
 """How long the opening of a log that has messages waits for the object store."""
 
@@ -109,7 +111,7 @@ class WalStorageFactory:
         self.problems: dict[TopicName, IsterError] = {}
         self._store = store
         self._metadata = metadata
-        self._files = files or OsFiles()
+        self._files = files or OsFiles(threads=DISK_THREADS)
         self._clock = clock or SystemClock()
         self._registry = TopicRegistry(metadata, config.root_prefix)
         self._open: dict[TopicName, _Open] = {}
@@ -201,7 +203,7 @@ class WalStorageFactory:
 
     async def _open_topic(self, topic: TopicName, level: AckLevel | None) -> _Open:
         loop = asyncio.get_running_loop()
-        on_disk = (await loop.run_in_executor(None, self._directories)).get(topic, [])
+        on_disk = await loop.run_in_executor(None, self._generations, *topic.path_parts())
         if not on_disk and await self._registry.get(topic) is None:
             async with aclosing(self._store.list(topic_prefix(topic))) as listing:
                 if await anext(listing, None) is not None:
@@ -337,14 +339,18 @@ class WalStorageFactory:
         found: dict[TopicName, list[int]] = {}
         for namespace in self._names(self._root):
             for topic in self._names(self._root / namespace):
-                generations = [name for name in self._names(self._root / namespace / topic) if name.isdecimal()]
+                generations = self._generations(namespace, topic)
                 if not generations:
                     continue
                 try:
-                    found[TopicName(namespace, topic)] = sorted(int(name) for name in generations)
+                    found[TopicName(namespace, topic)] = generations
                 except InvalidNameError:
                     log.warning("directory_ignored", directory=str(self._root / namespace / topic))
         return found
+
+    def _generations(self, namespace: str, topic: str) -> list[int]:
+        """Return the generations that a topic has directories of."""
+        return sorted(int(name) for name in self._names(self._root / namespace / topic) if name.isdecimal())
 
     def _names(self, directory: Path) -> list[str]:
         try:
