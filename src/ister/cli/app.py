@@ -328,7 +328,7 @@ def _objects_rebuild(
 ) -> None:
     """Get lost metadata back from the objects themselves.
 
-    Stop the broker first. Refused while metadata describes any object.
+    Stop the broker first. Refused while metadata describes any object: of these topics, or of any if none is named.
 
     Example: ister objects rebuild --dry-run
     """

@@ -134,7 +134,7 @@ async def _rebuild(
             found = await _list_topics(store, names)
             async with _writing(config, dry_run=dry_run) as metadata:
                 sources = Sources(config, topics_config(config), store, metadata) if metadata else None
-                if sources is not None and (known := await _described(sources)):
+                if sources is not None and (known := await _described(sources, names)):
                     raise DescribedError(sources.metadata.name, known)
                 await _rebuild_topics(config, sources, store, found, show, dry_run=dry_run)
                 name = "new metadata" if sources is None else sources.metadata.name
@@ -213,9 +213,15 @@ async def _list_topics(store: CloudStore, names: Sequence[TopicName]) -> list[To
     return found
 
 
-async def _described(sources: Sources) -> list[str]:
-    """Return the first few topics that metadata describes objects of."""
+async def _described(sources: Sources, names: Sequence[TopicName]) -> list[str]:
+    """Return the first few topics that metadata describes objects of, among those that were named if any were."""
     prefix = f"{sources.topics.root_prefix.rstrip('/')}/storage/objects/"
+    if names:
+        return [
+            str(name)
+            for name in names
+            if await sources.metadata.list(f"{prefix}{name.namespace}/{name.topic}/", limit=1)
+        ]
     topics: list[str] = []
     start = ""
     while len(topics) <= NAMED_MAX and (entries := await sources.metadata.list(prefix, start=start, limit=1)):

@@ -51,10 +51,11 @@ async def _read(config: Config, topic: TopicName, start: int | None, stop: int |
         last = seen.stop if stop is None else min(stop, seen.stop)
         for line in shown.heading:
             say(line)
+        out = sys.stdout  # a bar puts itself in its place while it is shown
         with _bar(f"reading {topic}", last - first) as advance:
             async with aclosing(messages_between(sources, seen, first, last)) as batches:
                 async for batch in batches:
-                    sys.stdout.writelines(f"{line}\n" for message in batch for line in shown.lines(message))
+                    out.writelines(f"{line}\n" for message in batch for line in shown.lines(message))
                     advance(len(batch))
         if stop is not None and stop > last:
             notice(f"The log ends at offset {last}: {many(max(0, last - first), 'message')} read.")

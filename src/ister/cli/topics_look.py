@@ -92,9 +92,10 @@ class Seen:
     @property
     def start(self) -> int:
         """The oldest offset of both tiers."""
-        if self.log is None or self.objects.start < self.objects.stop:
-            return self.objects.start if self.log is None else min(self.objects.start, self.log.start_offset)
-        return self.log.start_offset
+        starts = [self.objects.start] if self.objects.start < self.objects.stop else []
+        if self.log is not None:
+            starts.append(self.log.start_offset)
+        return min(starts, default=0)
 
     @property
     def stop(self) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ister.core.columns import scan_run, strip_markers
-from ister.core.errors import CorruptObjectError
+from ister.core.errors import CorruptObjectError, MissingSpanError
 from ister.core.offsets import StartPosition
 from ister.core.segment import describe, generation_prefix, parse_key
 
@@ -45,6 +45,10 @@ async def adopt(
             if name is None or name.start < stop:
                 continue
             if name.start > stop:
+                if ahead_allowed and name.stop > synced_log.synced_offset:
+                    # The uploader never leaves a hole: what was here is lost, and its offsets must not be given again.
+                    missing = max(stop, min(name.start, synced_log.synced_offset))
+                    raise MissingSpanError(missing, name.start, f"only the object behind them is left, {info.key}")
                 break
             if name.stop > synced_log.synced_offset and not ahead_allowed:
                 log.warning("object_ahead_of_log", key=info.key, log_stop=synced_log.synced_offset)

@@ -138,7 +138,7 @@ class StoreUnavailableError(BusyError):
         self.store = store
         self.action = action
         self.cause = cause
-        super().__init__(f"{store} could not {action}: {cause}; it is tried again later")
+        super().__init__(f"{store} could not {action}: {cause}; nothing was changed, try again later")
 
 
 class MetadataUnavailableError(BusyError):

@@ -44,8 +44,12 @@ def serve(offset: int, log: Span, objects: Span, *, unreadable: Span = NOTHING) 
     if log.start <= offset <= log.stop and offset not in unreadable:
         return Serve(Tier.LOG, unreadable.start if unreadable.start > offset else log.stop)
     if offset in objects:
-        resume = log.start if offset < log.start else unreadable.stop
-        return Serve(Tier.OBJECTS, min(objects.stop, resume))
+        stop = objects.stop
+        if offset < log.start:
+            stop = min(stop, log.start)
+        elif offset in unreadable:
+            stop = min(stop, unreadable.stop)
+        return Serve(Tier.OBJECTS, stop)
     start = min(objects.start, log.start) if objects.start < objects.stop else log.start
     if start <= offset < log.stop:
         raise MissingSpanError(offset, log.start if offset < log.start else unreadable.stop)

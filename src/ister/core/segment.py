@@ -10,7 +10,7 @@ import json
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
@@ -145,7 +145,7 @@ class Descriptor:
                 index=tuple(index),
             )
             whole = content["completed"] is True and found._is_possible()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptMetadataError(
                 key, f"it is not the description of an object ({type(error).__name__})"
             ) from None
@@ -154,9 +154,12 @@ class Descriptor:
         return found
 
     def _is_possible(self) -> bool:
+        numbers = (self.generation, self.epoch, self.start, self.stop, self.size, self.checksum, self.append_time_us)
         return (
-            0 <= self.start < self.stop
+            all(type(number) is int and number >= 0 for number in (*numbers, *chain(*self.index)))
+            and self.start < self.stop
             and self.size > 0
+            and self.checksum < 1 << 32
             and bool(self.index)
             and self.index[0] == (self.start, 0)
             and all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(self.index))
@@ -190,7 +193,7 @@ def survey(data: Frames, first_offset: int, *, limit: int = NO_LIMIT) -> Survey:
                 window = frame_bytes(view, at)
                 continue
             break
-        if scan.rows and (not places or offset > places[-1][0]):
+        if scan.rows and (not places or at >= places[-1][1] + stride):
             places.append((offset, at))
         at += scan.end
         offset = scan.next_offset

@@ -185,11 +185,14 @@ class WalStorageFactory:
             self.problems.pop(name, None)
 
     async def shutdown(self) -> None:
-        """Carry away what waits, as far as time allows, and close every topic."""
-        async with asyncio.TaskGroup() as group:
-            for opened in self._open.values():
-                group.create_task(self._close(opened))
+        """Carry away what waits, as far as time allows, and close every topic; raises the first failure at the end."""
+        closing = [self._close(opened) for opened in self._open.values()]
         self._open.clear()
+        failures = [result for result in await asyncio.gather(*closing, return_exceptions=True) if result is not None]
+        for failure in failures:
+            log.error("topic_not_closed", cause=str(failure))
+        if failures:
+            raise failures[0]
 
     def uploader(self, topic: TopicName) -> Uploader | None:
         """Return an open topic's uploader."""
