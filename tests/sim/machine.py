@@ -12,6 +12,7 @@ import random
 from pathlib import Path
 
 from ister.core.errors import LockedError
+from ister.ports.pace import Pace
 
 SECTOR = 64
 
@@ -163,6 +164,8 @@ class SimFiles:
         self.directories: set[Path] = set()
         self.locked: set[Path] = set()
         self.capacity: int | None = None
+        self.pace = Pace()
+        self.sync_s = 0.01
         self.unreadable: set[Path] = set()
         self.on_step = lambda op, path: None  # nothing happens unless a test wants it
         self.steps = 0
@@ -361,7 +364,7 @@ class SimFile:
         assert self._open
         return bytes(self._inode.data[at : at + count])
 
-    def sync(self) -> None:
+    def sync(self) -> float:
         try:
             self._act("sync")
         except OSError:
@@ -369,6 +372,7 @@ class SimFile:
             raise
         self._inode.durable = bytes(self._inode.data)
         self._inode.since = []
+        return self._files.sync_s
 
     def truncate(self, size: int) -> None:
         self._act("truncate")

@@ -163,4 +163,5 @@ MUTANTS = [
     Mutant("continues behind a marker that may be a ghost", directory, "_continue_file", "if markers:", "if False:"),
     Mutant("skips the checksum", kernels, "scan", "frame_crc(buf, at, length) != _u32(buf, at + 12)", "False"),
     Mutant("accepts a frame of another offset", kernels, "scan", "(expected >= 0 and offset != expected)", "False"),
+    Mutant("forgets that a sync on the loop failed", ActiveFiles, "sync_here", "0.0, error", "0.0, None"),
 ]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ister.core.errors import LockedError
+from ister.ports.pace import Pace
 from ister.ports.worker import SharedWorkers, ThreadWorker
 
 if TYPE_CHECKING:
@@ -36,8 +38,8 @@ class File(Protocol):
         """Read up to `count` bytes; fewer only at the end."""
         ...
 
-    def sync(self) -> None:
-        """Return once every byte is on disk. Never call it again after it failed."""
+    def sync(self) -> float:
+        """Return once every byte is on disk; returns the seconds that this took. Never call it again after it failed."""
         ...
 
     def truncate(self, size: int) -> None:
@@ -108,6 +110,11 @@ class Files(Protocol):
         """Return a thread that waits for this disk."""
         ...
 
+    @property
+    def pace(self) -> Pace:
+        """How quick this disk's syncs are."""
+        ...
+
 
 class _OsFile:
     __slots__ = ("_fd",)
@@ -127,8 +134,10 @@ class _OsFile:
             data += more
         return data
 
-    def sync(self) -> None:
+    def sync(self) -> float:
+        began = time.monotonic()
         os.fdatasync(self._fd)
+        return time.monotonic() - began
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
@@ -155,6 +164,7 @@ class OsFiles:
 
     def __init__(self, threads: int | None = None) -> None:
         self._workers = None if threads is None else SharedWorkers("ister-disk", threads)
+        self.pace = Pace()
 
     def create(self, path: Path) -> File:
         """Make a new file to append to; FileExistsError when the name is taken."""

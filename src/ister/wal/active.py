@@ -135,11 +135,18 @@ class ActiveFiles:
             name = self.active.path.name
             raise BrokenFileError(f"cutting {name} back to its last whole frame failed: {error.strerror}") from error
 
+    def sync_here(self) -> tuple[float, OSError | None]:
+        """Sync without a thread; returns what a thread would have answered."""
+        try:
+            return self.sync(), None
+        except OSError as error:
+            return 0.0, error
+
     # --- in a thread --------------------------------------------------------------------------------------------------
 
-    def sync(self) -> None:
-        """Return once the active file's bytes are on disk."""
-        self._file.sync()
+    def sync(self) -> float:
+        """Return once the active file's bytes are on disk; returns the seconds that this took."""
+        return self._file.sync()
 
     def make_next(self, path: Path, sealed: list[SealedFile]) -> File:
         """Sync the old file, make the new one and its name durable; the order is the point (F11)."""

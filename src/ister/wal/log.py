@@ -30,7 +30,7 @@ from ister.wal.active import ActiveFiles, BrokenFileError, NoRoomToRotateError, 
 from ister.wal.cache import FrameCache
 from ister.wal.config import AckLevel, SyncMode, WalConfig
 from ister.wal.directory import FileNames, OpenedLog, Resume, Segment, open_directory
-from ister.wal.pending import CHUNK_BYTES, Tick, arrow_chunks, fail, message_chunks
+from ister.wal.pending import CHUNK_BYTES, SyncTarget, Tick, arrow_chunks, fail, message_chunks
 from ister.wal.reader import WalReader, read_raw
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     from ister.core.segment import Place, RawRun
     from ister.ports.clock import Clock
     from ister.ports.files import File, Files
-    from ister.wal.pending import Waiter
-
-    Refusals = list[tuple[Sequence[Waiter], IsterError]]
+    from ister.wal.pending import Refusals, Waiter
 
 log = structlog.get_logger()
 
@@ -470,25 +468,27 @@ class Wal:
             return
         self._job = "sync"
         self._sync_wanted = False
-        target = (self._next, disk.pos, self._written_bytes)
-        refused, self._refused = self._refused, []
-        disk.worker.run(disk.sync, partial(self._sync_done, disk, target, refused))
+        target = SyncTarget(self._next, disk.pos, self._written_bytes, self._refused)
+        self._refused = []
+        done = partial(self._sync_done, disk, target)
+        if len(self._sync_waiters) == 1 and disk.files.pace.may_wait_here(self, self._loop.time()):
+            done(*disk.sync_here())
+        else:
+            disk.worker.run(disk.sync, done)
 
-    def _sync_done(
-        self, disk: ActiveFiles, target: tuple[int, int, int], refused: Refusals, _: None, error: BaseException | None
-    ) -> None:
+    def _sync_done(self, disk: ActiveFiles, target: SyncTarget, seconds: float, error: BaseException | None) -> None:
         if error is not None:
             # Not retried: after a failed sync Linux marks the pages clean, so a second call succeeds for data that
             # never reached the disk (docs/faults.md, F8).
-            self._refused += refused
+            self._refused += target.refused
             self._poisoned(f"syncing {disk.active.path.name} failed: {_said(error)}")
         else:
-            offset, pos, count = target
-            for waiters, refusal in refused:
+            disk.files.pace.took(self, self._loop.time(), seconds)
+            for waiters, refusal in target.refused:
                 fail(waiters, refusal)
-            self._synced_up_to(offset, count)
-            if offset > disk.attested and not self._poison:
-                self._attest(disk.mark, self._next, offset, pos)
+            self._synced_up_to(target.offset, target.written)
+            if target.offset > disk.attested and not self._poison:
+                self._attest(disk.mark, self._next, target.offset, target.pos)
         self._job_ended()
 
     def _synced_up_to(self, offset: int, count: int) -> None:

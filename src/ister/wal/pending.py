@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,11 +21,21 @@ if TYPE_CHECKING:
     from ister.core.message import StreamMessage
 
     Waiter = asyncio.Future[int]
+    Refusals = list[tuple[Sequence[Waiter], IsterError]]
 
 CHUNK_BYTES = 1024 * 1024
 """About how much is encoded, kept in memory and read as one piece."""
 BATCH_BYTES_MAX = FRAME_BYTES_MAX
 """A batch is stored whole or not at all, so it is as bounded as a single message."""
+
+
+class SyncTarget(NamedTuple):
+    """What a sync makes durable: messages below `offset`, the file below `pos`, so many bytes; and who is refused then."""
+
+    offset: int
+    pos: int
+    written: int
+    refused: Refusals
 
 
 class Tick:

@@ -43,7 +43,8 @@ class Redactor:
         headline, _, body = full.partition("\n")
         status = re.search(r"status: (\d+)", body)
         reason = headline.partition("=> ")[2] or (f"{kind}, HTTP status {status[1]}" if status else kind)
-        if code := re.match(r'\w+ \{ code: "(\w+)", message: "([^"]*)"', reason):
+        # As S3 and Azure put it, and GCS: AzblobError { code: "X", …, GcsErrorResponse { error: GcsError { code: 403, …
+        if code := re.match(r'(?:\w+ \{ error: )?\w+ \{ code: "?(\w+)"?, message: "([^"]*)"', reason):
             reason = f"{code[1]}: {code[2]}"
         source = re.search(r"^Source:\n +(.+)$", body, re.MULTILINE)
         cause = f" ({source[1]})" if source else ""
