@@ -124,11 +124,12 @@ class ReliableDispatch:
     async def enforce_retention(self, now_us: int, later_tier_offset: int | None = None) -> int:
         """Delete what the policy no longer keeps; returns the oldest offset that is left.
 
-        `later_tier_offset` is the offset below which every enabled later tier holds the data, None without such a
-        tier. Deletes first and seals then: on a full disk there is no room to seal, and deleting makes some.
+        `later_tier_offset` is the offset below which a later tier holds the data that the storage does not know of;
+        what its own objects do not hold yet is kept in any case. Deletes first and seals then: on a full disk there is no room to seal, and deleting makes some.
         """
         storage = self._topic_store.storage
         async with self._retaining:
+            held = [offset for offset in (later_tier_offset, storage.later_tier_offset) if offset is not None]
             if self._options.policy is RetentionPolicy.RETAIN_UNTIL_EXPIRE:
                 segments = await storage.dated_segments()
             else:
@@ -142,7 +143,7 @@ class ReliableDispatch:
                 retention_period_s=self._options.retention_period_s,
                 now_us=now_us,
                 cursors=cursors.values(),
-                later_tier_offset=later_tier_offset,
+                later_tier_offset=min(held, default=None),
             )
             if below > storage.start_offset:
                 await self._topic_store.prune(below)

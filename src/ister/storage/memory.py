@@ -44,6 +44,11 @@ class InMemoryStorage:
         return self._start
 
     @property
+    def later_tier_offset(self) -> int | None:
+        """None: memory is the only tier."""
+        return None
+
+    @property
     def next_offset(self) -> int:
         """The offset that the next message gets."""
         return self._start + len(self._messages)

@@ -49,6 +49,11 @@ class PersistentStorage(Protocol):
         """The offset that the next message gets."""
         ...
 
+    @property
+    def later_tier_offset(self) -> int | None:
+        """The offset below which an enabled later tier holds everything, None when there is no such tier."""
+        ...
+
     async def append_message(self, message: StreamMessage) -> int:
         """Store one message; returns its offset."""
         ...
