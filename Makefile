@@ -12,7 +12,7 @@ SEED ?= 1
 
 .PHONY: help
 help: ## List every target
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 .PHONY: setup
 setup: $(READY) ## Create .venv from requirements.lock (done by every other target)
@@ -29,7 +29,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 .PHONY: run
-run: $(READY) ## See it work: produce, kill -9, recover, replay, tail
+run: $(READY) ## See it work: produce, kill -9, recover, replay, tail, upload, prune, read it all back
 	@$(BIN)/ister demo
 
 .PHONY: test
@@ -39,6 +39,10 @@ test: $(READY) ## Every test at the counts that fit in minutes
 .PHONY: test-long
 test-long: $(READY) ## Every test at the full numbers of docs/faults.md (about 40 minutes on two cores)
 	@ISTER_TEST_LONG=1 $(BIN)/python tests/run.py
+
+.PHONY: test-services
+test-services: $(READY) ## Test against MinIO, Azurite, fake-gcs-server and etcd 3.6; builds them the first time
+	@$(BIN)/python tests/real/run.py
 
 .PHONY: check
 check: $(READY) ## Format, lint, types, imports, unit tests: under a minute
@@ -59,6 +63,10 @@ sim: $(READY) ## Replay one simulated history: make sim SEED=42
 .PHONY: bench-wal
 bench-wal: $(READY) ## Measure the log against its floors; the last line is JSON
 	@$(BIN)/python bench/wal.py
+
+.PHONY: bench-cloud
+bench-cloud: $(READY) ## Measure the object tier against its floors; the last line is JSON
+	@$(BIN)/python bench/cloud.py
 
 .PHONY: lock
 lock: $(READY) ## Resolve requirements.lock anew (names, versions, hashes; no addresses)

@@ -1,9 +1,10 @@
 """Planted bugs of the cloud tier; see `mutants` for what a mutant is."""
 
-from ister.cloud import proof, uploader
+from ister.cloud import proof
 from ister.cloud.deleter import Deleter
 from ister.cloud.reader import ObjectStream
 from ister.cloud.uploader import Uploader
+from ister.core import kernels
 from ister.storage import registry
 from ister.storage.factory import WalStorageFactory
 from ister.storage.tiers import ObjectTier, TieredReader
@@ -12,7 +13,7 @@ from sim.mutants import Mutant
 CLOUD_MUTANTS = [
     Mutant("uploads what is not synced", Uploader, "_cycle",
            "synced = self._log.synced_offset\n        if", "synced = self._log.next_offset\n        if False and"),
-    Mutant("counts an object as uploaded before it is described", Uploader, "_upload_one",
+    Mutant("counts an object as uploaded before it is described", Uploader, "_upload",
            "await self._catalog.add(descriptor)",
            "self.uploaded.reach(descriptor.stop); await self._catalog.add(descriptor)"),
     Mutant("lets a wrong checkpoint stop the upload", Uploader, "_next_run", "if hint is not None", "if False"),
@@ -32,8 +33,7 @@ CLOUD_MUTANTS = [
            "except OffsetOutOfRangeError:", "except ZeroDivisionError:"),
     Mutant("begins an object's messages at its place to seek by", ObjectStream, "_read_object",
            "max(wanted, offset)", "offset"),
-    Mutant("notes a place one byte late", uploader, "survey", "places.append((offset, at))",
-           "places.append((offset, at + len(places)))"),
+    Mutant("notes a place one byte late", kernels, "survey", "places[count, 1] = at", "places[count, 1] = at + count"),
     Mutant("says that objects hold more than they do", ObjectTier, "span", "self.uploader.uploaded.value)",
            "self.uploader.uploaded.value + 1)"),
     Mutant("takes another generation than the one on disk", registry, "decide_record",

@@ -62,11 +62,15 @@ MUTANTS = [
         "claims what was written during the sync",
         Wal,
         "_sync_done",
-        "self._synced_up_to(offset)",
-        "self._synced_up_to(self._next)",
+        "self._synced_up_to(target.offset,",
+        "self._synced_up_to(self._next,",
     ),
     Mutant(
-        "retries a failed sync", Wal, "_sync_done", "if error is not None:", "if error is not None and disk.sync():"
+        "retries a failed sync",
+        Wal,
+        "_sync_done",
+        "if error is not None:",
+        "if error is not None and disk.sync() is None:",
     ),
     Mutant("rotates without syncing the old file", ActiveFiles, "make_next", "self._file.sync()", "pass"),
     Mutant(

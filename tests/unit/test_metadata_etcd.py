@@ -82,7 +82,7 @@ def test_f25_a_watch_sees_every_change_once_through_restarts(etcd, count, tell):
         assert {value for value, _ in seen[0]} - {value for value, version in written if version} <= maybe | {b"last"}
         return len(written), len(maybe)
 
-    changes, unknown = asyncio.run(asyncio.wait_for(main(), 30 + 3 * rounds))
+    changes, unknown = asyncio.run(asyncio.wait_for(main(), 30 + 6 * rounds))
     tell("F25", f"a watch through {rounds} restarts of etcd: {changes} changes, {unknown} of unknown outcome")
 
 

@@ -15,7 +15,7 @@ from ister.cli.logs import show_everything, show_warnings
 
 app = typer.Typer(
     name="ister",
-    help="Ister: a durable message log. Start with [bold]ister demo[/bold].",
+    help="Ister: durable topics, in a log and in objects. Start with [bold]ister demo[/bold].",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
@@ -93,10 +93,10 @@ def _demo(
     messages: Annotated[int, typer.Option(min=100, max=10_000_000, help="How many messages to store.")] = 200_000,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Keep the log in this new or empty directory.", show_default="temporary"),
+        typer.Option("--dir", help="Keep everything in this new or empty directory.", show_default="temporary"),
     ] = None,
 ) -> None:
-    """See it work: produce, kill -9, recover, replay, tail."""
+    """See it work: produce, kill -9, recover, replay, tail, upload, prune, read it all back."""
     from ister.cli.demo import run_demo  # noqa: PLC0415  # the log takes a second to import; --help must not wait
 
     with reporting():

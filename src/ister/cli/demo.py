@@ -1,7 +1,7 @@
-"""Show that the log keeps its promise: produce, kill -9, recover, replay, tail, and check every message.
+"""Show that promises are kept: produce, kill -9, recover, replay, tail, upload, prune, and read across both tiers.
 
-The writer is killed while it writes. Every message that it had an answer for must be there afterwards, byte for byte,
-at its offset, once. More may be there: written, and killed before the answer was given.
+The writer is killed while it writes and uploads. Every message that it had an answer for must be there afterwards, byte
+for byte, at its offset, once. More may be there: written, and killed before the answer was given.
 """
 
 from __future__ import annotations
@@ -15,37 +15,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ister.cli.demo_messages import (
-    ACKNOWLEDGED,
-    BATCH,
-    SINGLES,
-    append_batch,
-    append_singles,
-    check_messages,
-    demo_config,
-    demo_message,
-)
+from ister.cli.demo_messages import ACKNOWLEDGED, append_all, check_messages
+from ister.cli.demo_reading import SILENCE_S, PayloadSum, bar, rate, read_span
+from ister.cli.demo_tiers import ReadAcross, carry_and_read_across
+from ister.cli.demo_topic import TOPIC, log_directory, object_files, open_topic
 from ister.cli.display import bars, many, megabytes, say
 from ister.cli.exits import CheckFailedError, InputError, error_of
 from ister.cli.verify import Report, verify_with_bar
 from ister.core.offsets import StartPosition
 from ister.core.recover import Verdict
-from ister.wal import Wal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator
 
-    from ister.core.message import StreamMessage
-    from ister.wal import WalReader
-
-SILENCE_S = 60
-"""How long a step may go without a sign of life before the demo says that it hangs."""
+    from ister.storage.wal_storage import WalStorage
 
 
 def run_demo(directory: Path | None, total: int) -> None:
@@ -55,35 +42,39 @@ def run_demo(directory: Path | None, total: int) -> None:
         _say_next(directory, _run_in(directory, total))
         return
     with tempfile.TemporaryDirectory(prefix="ister-demo-") as temporary:
-        _run_in(Path(temporary) / "log", total)
+        _run_in(Path(temporary) / "data", total)
     say(
-        f"The log was in a temporary directory and is gone. To keep one and look into it: {_ister()} demo --dir demo-log"
+        f"It was all in a temporary directory and is gone. To keep it and look into it: {_ister()} demo --dir demo-data"
     )
 
 
 def _run_in(directory: Path, total: int) -> Report:
-    with _bar("producing", total // 2) as advance:
+    with bar("producing", total // 2) as advance:
         produced = _produce_and_kill(directory, total // 2, advance)
     say(
         f"Produce  a process appended messages and got an answer for {produced.acknowledged:,} of them "
-        f"({_rate(produced.acknowledged, produced.seconds)}); then kill -9, while it was writing."
+        f"({rate(produced.acknowledged, produced.seconds)}); then kill -9, while it was writing."
     )
-    stored = asyncio.run(_recover_and_go_on(directory, total, produced.acknowledged))
-    report = verify_with_bar(directory, "wal.log")
-    _check_report(report, stored)
+    read = asyncio.run(_recover_and_go_on(directory, total, produced.acknowledged))
+    report = verify_with_bar(log_directory(directory), "wal.log")
+    _check_report(report, range(read.from_objects, read.total))
     files = report.present
     say(
-        f"Verify   {many(len(files), 'file')}, {megabytes(sum(file.size for file in files))}: "
-        f"every byte checked, offsets [0, {stored}) without a hole."
+        f"Verify   the log has {many(len(files), 'file')}, {megabytes(sum(file.size for file in files))}: "
+        f"every byte checked, offsets [{read.from_objects}, {read.total}) without a hole."
     )
     say()
     say("Every acknowledged message survived kill -9: none lost, none repeated, none changed.")
+    say(
+        f"One reader got all {read.total:,} in order: {read.from_objects:,} from objects, {read.from_log:,} from the log, "
+        f"{read.live} live."
+    )
     return report
 
 
 def _refuse_used(directory: Path) -> None:
     if directory.exists() and any(directory.iterdir()):
-        raise InputError(str(directory), "is not empty, and the demo needs a log of its own; give a new directory")
+        raise InputError(str(directory), "is not empty, and the demo needs a directory of its own; give a new one")
 
 
 def _ister() -> str:
@@ -97,9 +88,12 @@ def _ister() -> str:
 
 def _say_next(directory: Path, report: Report) -> None:
     fullest = max(report.present, key=lambda file: file.messages)
-    say(f"The log is in {directory}. Try next:")
-    say(f"  {_ister()} wal verify {shlex.quote(str(directory))}")
-    say(f"  {_ister()} wal dump {shlex.quote(str(directory / fullest.name))} --limit 20")
+    log, place = log_directory(directory), shlex.quote(str(directory))
+    say(f"It is all in {directory}: log, {many(len(object_files(directory)), 'object')} and metadata. Try next:")
+    say(f"  {_ister()} tiers {TOPIC} --data-dir {place}")
+    say(f"  {_ister()} objects verify {TOPIC} --data-dir {place}")
+    say(f"  {_ister()} wal verify {shlex.quote(str(log))}")
+    say(f"  {_ister()} wal dump {shlex.quote(str(log / fullest.name))} --limit 20")
 
 
 # --- produce, and kill ------------------------------------------------------------------------------------------------
@@ -160,13 +154,13 @@ def _answers(writer: subprocess.Popen[bytes]) -> Iterator[range]:
 # --- recover, and go on -----------------------------------------------------------------------------------------------
 
 
-async def _recover_and_go_on(directory: Path, total: int, acknowledged: int) -> int:
-    """Open the log again, check what it kept, and use it; returns how many messages it holds in the end."""
+async def _recover_and_go_on(directory: Path, total: int, acknowledged: int) -> ReadAcross:
+    """Open the topic again, check what it kept, use it, and leave what is old to objects."""
     began = time.monotonic()
-    wal = await Wal.with_config(demo_config(directory))
-    seconds = time.monotonic() - began
-    recovered = wal.next_offset
-    try:
+    async with open_topic(directory) as topic:
+        seconds = time.monotonic() - began
+        storage = topic.storage
+        recovered, uploaded = storage.next_offset, topic.uploader.uploaded.value
         if recovered < acknowledged:
             raise CheckFailedError(f"{many(acknowledged - recovered, 'acknowledged message')} did not survive")
         more = recovered - acknowledged
@@ -174,19 +168,20 @@ async def _recover_and_go_on(directory: Path, total: int, acknowledged: int) -> 
             f"Recover  the log opened again in {seconds:.2f} s and has {recovered:,} messages: every one with an answer"
             + (f", and {more:,} that were written just before the kill." if more else ".")
         )
-        with _bar("checking", recovered) as advance:
-            await _read_span(wal.create_reader(StartPosition.offset(0)), range(recovered), check_messages, advance)
-        say("Check    each of them has its own bytes at its own offset.")
-        await _go_on(wal, range(recovered, max(total, recovered + total // 10)))
-        return wal.next_offset
-    finally:
-        await wal.close()
+        with bar("checking", recovered) as advance:
+            await read_span(
+                await storage.create_reader(StartPosition.offset(0)), range(recovered), check_messages, advance
+            )
+        say(f"Check    each has its own bytes at its own offset; {uploaded:,} were in objects before the kill.")
+        few = max(1, total // 10)
+        await _go_on(storage, range(recovered, max(total - few, recovered + few)))
+        return await carry_and_read_across(topic, directory, few)
 
 
-async def _go_on(wal: Wal, rest: range) -> None:
+async def _go_on(storage: WalStorage, rest: range) -> None:
     """Append the rest, while one reader replays everything and another receives what is new."""
     everything = range(rest.stop)
-    replayed, received = _Sum(), _Sum()
+    replayed, received = PayloadSum(), PayloadSum()
     seconds: dict[str, float] = {}
     began = time.monotonic()
     with bars() as progress:
@@ -199,102 +194,39 @@ async def _go_on(wal: Wal, rest: range) -> None:
             task = progress.add_task(what, total=count)
             return lambda step: progress.advance(task, step)
 
-        tail = wal.create_reader(StartPosition.latest())
-        replay = wal.create_reader(StartPosition.offset(0))
+        tail = await storage.create_reader(StartPosition.latest())
+        replay = await storage.create_reader(StartPosition.offset(0))
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(timed("append", _append(wal, rest, advancing("appending", len(rest)))))
-                group.create_task(timed("tail", _read_span(tail, rest, received.add, advancing("tailing", len(rest)))))
+                group.create_task(timed("append", append_all(storage, len(rest), advancing("appending", len(rest)))))
+                group.create_task(timed("tail", read_span(tail, rest, received.add, advancing("tailing", len(rest)))))
                 group.create_task(
                     timed(
-                        "replay", _read_span(replay, everything, replayed.add, advancing("replaying", len(everything)))
+                        "replay", read_span(replay, everything, replayed.add, advancing("replaying", len(everything)))
                     )
                 )
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
     received.insist(rest, "the tail reader")
     replayed.insist(everything, "the replay")
-    say(f"Append   a second writer added {len(rest):,} messages ({_rate(len(rest), seconds['append'])}).")
+    say(f"Append   a second writer added {len(rest):,} messages ({rate(len(rest), seconds['append'])}).")
     say("Tail     at the same time, a reader that waited at the end received each of them as it came.")
     say(
         f"Replay   at the same time, a reader from offset 0 read all {len(everything):,} "
-        f"({_rate(len(everything), seconds['replay'])}); checksum {replayed.text}, as it should be."
+        f"({rate(len(everything), seconds['replay'])}); checksum {replayed.text}, as it should be."
     )
-
-
-async def _append(wal: Wal, rest: range, advance: Callable[[int], None]) -> None:
-    left = len(rest)
-    while left:
-        offsets = await append_batch(wal, min(left, BATCH))
-        left -= len(offsets)
-        advance(len(offsets))
-        if left:
-            offsets = await append_singles(wal, min(left, SINGLES))
-            left -= len(offsets)
-            advance(len(offsets))
-        await asyncio.sleep(0)  # a batch is written without waiting for anything; the readers want a turn
-
-
-async def _read_span(
-    reader: WalReader, span: range, take: Callable[[list[StreamMessage], int], None], advance: Callable[[int], None]
-) -> None:
-    """Read exactly these offsets, handing on what was read and where it should start."""
-    at = span.start
-    while at < span.stop:
-        try:
-            async with asyncio.timeout(SILENCE_S):
-                messages = await reader.read()
-        except TimeoutError:
-            raise CheckFailedError(f"no message came for {SILENCE_S} seconds, where offset {at} was due") from None
-        take(messages, at)
-        at += len(messages)
-        advance(len(messages))
-    if at != span.stop:
-        raise CheckFailedError(f"{many(at - span.stop, 'message')} came that nobody had stored")
-
-
-class _Sum:
-    """A checksum over the payloads of messages whose offsets have no hole."""
-
-    def __init__(self) -> None:
-        self._sum = blake2b(digest_size=8)
-
-    @property
-    def text(self) -> str:
-        """The checksum so far."""
-        return self._sum.hexdigest()
-
-    def add(self, messages: Sequence[StreamMessage], start: int) -> None:
-        """Take the messages that should have the offsets from `start` on."""
-        if [message.offset for message in messages] != [*range(start, start + len(messages))]:
-            raise CheckFailedError(f"the offsets behind {start} have a hole or are repeated")
-        self._sum.update(b"".join([message.payload for message in messages]))
-
-    def insist(self, span: range, who: str) -> None:
-        """Compare with the checksum of what was stored."""
-        stored = blake2b(digest_size=8)
-        for number in span:
-            stored.update(demo_message(number).payload)
-        if stored.hexdigest() != self.text:
-            raise CheckFailedError(f"{who} read other payloads than those that were stored")
 
 
 # --- verify, and tell -------------------------------------------------------------------------------------------------
 
 
-def _check_report(report: Report, stored: int) -> None:
+def _check_report(report: Report, span: range) -> None:
     if report.problems:
         raise report.problems[0]
-    if report.verdict is not Verdict.CLEAN or (report.present[0].first, report.present[-1].stop) != (0, stored):
-        raise CheckFailedError(f"the log was closed in order, and its files do not hold exactly [0, {stored})")
-
-
-@contextmanager
-def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    with bars() as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda step: progress.advance(task, step)
-
-
-def _rate(count: int, seconds: float) -> str:
-    return f"{round(count / max(seconds, 1e-6), -3):,.0f} a second"
+    if report.verdict is not Verdict.CLEAN or (report.present[0].first, report.present[-1].stop) != (
+        span.start,
+        span.stop,
+    ):
+        raise CheckFailedError(
+            f"the log was closed in order, and its files do not hold exactly [{span.start}, {span.stop})"
+        )

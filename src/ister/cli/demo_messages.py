@@ -7,17 +7,15 @@ from hashlib import blake2b
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from ister.cli.demo_topic import TOPIC
 from ister.cli.exits import CheckFailedError
 from ister.core.message import MsgID, StreamMessage
-from ister.wal import SyncMode, WalConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
-    from ister.wal import Wal
+    from ister.storage.wal_storage import WalStorage
 
-TOPIC = "/default/demo"
 BATCH = 256
 """How many messages are appended in one call."""
 SINGLES = 64
@@ -30,25 +28,14 @@ _PRODUCER = "demo-producer"
 _BROKER = "localhost:6650"
 
 
-def demo_config(directory: Path) -> WalConfig:
-    """Sync often and rotate often, so that a short run meets both."""
-    return WalConfig(
-        dir=directory,
-        topic=TOPIC,
-        sync_mode=SyncMode.PERIODIC,
-        fsync_interval_ms=100,
-        max_bytes=16 * 1024 * 1024,
-    )
-
-
 def demo_message(number: int) -> StreamMessage:
     """Return the message that belongs at this offset; one in sixteen has every optional field."""
     payload = b"message %d %s" % (number, _FILLING[number % len(_FILLING)])
     if number % 16:
-        return StreamMessage(payload, MsgID(1, TOPIC, _BROKER, number), number, number, _PRODUCER)
+        return StreamMessage(payload, MsgID(1, str(TOPIC), _BROKER, number), number, number, _PRODUCER)
     return StreamMessage(
         payload,
-        MsgID(1, TOPIC, _BROKER, number),
+        MsgID(1, str(TOPIC), _BROKER, number),
         number,
         number,
         _PRODUCER,
@@ -68,21 +55,36 @@ def check_messages(messages: Sequence[StreamMessage], start: int) -> None:
             raise CheckFailedError(f"the message at offset {number} is not the one that was stored there")
 
 
-async def append_batch(wal: Wal, count: int) -> range:
+async def append_batch(storage: WalStorage, count: int) -> range:
     """Append the next messages in one call; returns their offsets."""
-    start = wal.next_offset
-    return _checked(await wal.append_batch([demo_message(number) for number in range(start, start + count)]), start)
+    start = storage.next_offset
+    messages = [demo_message(number) for number in range(start, start + count)]
+    return _checked(await storage.append_messages(messages), start)
 
 
-async def append_singles(wal: Wal, count: int) -> range:
+async def append_singles(storage: WalStorage, count: int) -> range:
     """Append the next messages at the same time, one call each; returns their offsets."""
-    start = wal.next_offset
+    start = storage.next_offset
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(wal.append(demo_message(n))) for n in range(start, start + count)]
+            tasks = [group.create_task(storage.append_message(demo_message(n))) for n in range(start, start + count)]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from failures  # they wrote together, so they failed for the same reason
     return _checked([task.result() for task in tasks], start)
+
+
+async def append_all(storage: WalStorage, count: int, advance: Callable[[int], None]) -> None:
+    """Append so many messages, in both ways by turns."""
+    left = count
+    while left:
+        offsets = await append_batch(storage, min(left, BATCH))
+        left -= len(offsets)
+        advance(len(offsets))
+        if left:
+            offsets = await append_singles(storage, min(left, SINGLES))
+            left -= len(offsets)
+            advance(len(offsets))
+        await asyncio.sleep(0)  # a batch is written without waiting for anything; the readers want a turn
 
 
 def _checked(offsets: Sequence[int], start: int) -> range:

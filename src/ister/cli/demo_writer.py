@@ -1,4 +1,4 @@
-"""The process that the demo kills: append without end, and report every answer on stdout.
+"""The process that the demo kills: append without end, upload meanwhile, and report every answer on stdout.
 
 Run as `python -m ister.cli.demo_writer DIR`. It ends when it is killed, or when nobody reads its reports any more.
 """
@@ -11,19 +11,19 @@ import signal
 import sys
 from pathlib import Path
 
-from ister.cli.demo_messages import ACKNOWLEDGED, BATCH, SINGLES, append_batch, append_singles, demo_config
+from ister.cli.demo_messages import ACKNOWLEDGED, BATCH, SINGLES, append_batch, append_singles
+from ister.cli.demo_topic import open_topic
 from ister.cli.display import notice
 from ister.cli.exits import exit_code, explain
 from ister.cli.logs import show_warnings
 from ister.core.errors import IsterError
-from ister.wal import Wal
 
 
 async def _write_without_end(directory: Path) -> None:
-    wal = await Wal.with_config(demo_config(directory))
-    while True:
-        _report(await append_batch(wal, BATCH))
-        _report(await append_singles(wal, SINGLES))
+    async with open_topic(directory) as topic:
+        while True:
+            _report(await append_batch(topic.storage, BATCH))
+            _report(await append_singles(topic.storage, SINGLES))
 
 
 def _report(offsets: range) -> None:

@@ -55,9 +55,10 @@ class UploadCheckpoint:
                 content = unseal(file.read(0, file.size()))
             finally:
                 file.close()
-            if content["version"] != VERSION:
+            numbers = (content["offset"], content["file_seq"], content["byte_pos"])
+            if content["version"] != VERSION or not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
                 return None
-            return UploadedTo(content["offset"], Place(content["file_seq"], content["byte_pos"]))
+            return UploadedTo(numbers[0], Place(*numbers[1:]))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.cloud.proof import prove, sweep_orphans
+from ister.cloud.proof import sweep_orphans
 from ister.core.errors import InvalidConfigError, IsterError
 from ister.core.retain import overdue_below, proven_below
 
@@ -65,6 +65,7 @@ class Deleter:
         self._retention = retention
         self._clock = clock
         self._sweep_from = self._sweep_next = 0
+        self._growth = GrowthWatch(str(catalog.topic), retention)
         self.problem: IsterError | None = None
 
     async def run(self) -> None:
@@ -90,12 +91,15 @@ class Deleter:
             size_bytes=self._retention.size_bytes,
             now_us=self._clock.wall_us(),
         )
-        below = proven_below(segments, wanted=wanted, uploaded=self._uploader.uploaded.value)
+        uploaded = self._uploader.uploaded.value
+        self._growth.look(
+            self._log.active_bytes + sum(segment.size for segment in segments if segment.stop > uploaded),
+            "these bytes are not uploaded yet, so they cannot be pruned: see what keeps the uploader from it",
+        )
+        below = proven_below(segments, wanted=wanted, uploaded=uploaded)
         start = self._log.log_start
         if below <= start:
             return start
-        # A description is a promise; before the log's copy goes, ask the store whether it keeps it.
-        await prove(self._store, self._catalog, start, below)
         return await self._log.prune(below)
 
     async def sweep(self) -> int:
@@ -108,17 +112,14 @@ class Deleter:
 
 
 class GrowthWatch:
-    """Warns as a log grows that nobody carries away and nobody prunes."""
+    """Warns as a log grows that cannot be pruned."""
 
     def __init__(self, topic: str, retention: Retention) -> None:
         self._topic = topic
         self._limit = retention.size_bytes or 1024 * MIB
 
-    def look(self, size: int) -> None:
+    def look(self, size: int, hint: str) -> None:
         """Warn when the size has passed the limit, and again each time it has doubled."""
         if size > self._limit:
-            log.warning(
-                "log_grows", topic=self._topic, bytes=size,
-                hint="uploads are off, so nothing is pruned: enable uploader, or choose a retention policy",
-            )  # fmt: skip
+            log.warning("log_grows", topic=self._topic, bytes=size, hint=hint)
             self._limit = size * 2

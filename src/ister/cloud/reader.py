@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ister.core import kernels
 from ister.core.columns import REASONS, messages_of, scan_run
-from ister.core.errors import CorruptObjectError
+from ister.core.errors import CorruptObjectError, LogClosedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -87,6 +87,9 @@ class ObjectStream:
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.wait({self._pump})
+            while not self._queue.empty():
+                self._queue.get_nowait()
+            self._queue.put_nowait(LogClosedError(self._topic))  # for whoever reads on, or is just waiting
 
     async def _take(self) -> tuple[bytes, Scan, str] | None:
         if self._next >= self._stop:
@@ -110,9 +113,7 @@ class ObjectStream:
                     async with aclosing(self._read_object(descriptor, max(start, descriptor.start))) as runs:
                         async for run in runs:
                             await self._queue.put(run)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001  # whatever it is, it belongs to whoever reads
+        except Exception as error:  # noqa: BLE001  # whatever it is, it belongs to whoever reads
             await self._queue.put(error)
 
     async def _read_object(self, descriptor: Descriptor, wanted: int) -> AsyncGenerator[tuple[bytes, Scan, str]]:
@@ -121,14 +122,14 @@ class ObjectStream:
         stop = min(self._stop, descriptor.stop)
         offset, at = descriptor.place(wanted)
         loop = asyncio.get_running_loop()
-        size = SEEK_BYTES if wanted > offset or at else RANGE_BYTES
-        fetch = self._fetch(key, descriptor, at, size)
+        seeking = wanted > offset or at > 0
+        fetch = self._fetch(key, descriptor, at, SEEK_BYTES if seeking else RANGE_BYTES)
         held = b""
         try:
             while offset < stop:
                 data = held + await fetch
                 following = at + len(data)
-                if following < descriptor.size:
+                if following < descriptor.size and not seeking:
                     fetch = self._fetch(key, descriptor, following, RANGE_BYTES)
                 scan = await loop.run_in_executor(None, _scan, data, offset, stop, max(wanted, offset))
                 if scan.code not in {kernels.OK, kernels.NEED_MORE} or (
@@ -138,6 +139,10 @@ class ObjectStream:
                     raise CorruptObjectError(key, at + scan.end, scan.next_offset, reason)
                 if scan.rows:
                     yield data, scan, key
+                if following < descriptor.size and seeking:
+                    # Only now: whoever wants one message does not wait for a MiB that comes behind it.
+                    fetch = self._fetch(key, descriptor, following, RANGE_BYTES)
+                    seeking = False
                 held = data[scan.end :]
                 at += scan.end
                 offset = scan.next_offset

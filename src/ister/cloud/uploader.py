@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -29,7 +30,17 @@ from ister.core.errors import (
     ObjectExistsError,
     UnknownOutcomeError,
 )
-from ister.core.segment import OBJECT_BYTES, ObjectName, Place, descriptor_of, frame_bytes, object_key, survey
+from ister.core.segment import (
+    OBJECT_BYTES,
+    ObjectName,
+    Place,
+    descriptor_of,
+    frame_bytes,
+    generation_prefix,
+    object_key,
+    survey,
+)
+from ister.ports.background import background
 from ister.ports.progress import Progress
 
 if TYPE_CHECKING:
@@ -83,6 +94,15 @@ class NotInCloudError(UnknownOutcomeError):
         )
 
 
+class Piece(NamedTuple):
+    """Bytes that become an object, what is known of them, and where the next ones begin in the log."""
+
+    data: memoryview
+    name: ObjectName
+    descriptor: Descriptor
+    next_place: Place
+
+
 class Uploader:
     """One topic's uploader; `recover`, then `run` as a task, then `drain`."""
 
@@ -113,6 +133,7 @@ class Uploader:
         self._cycle_lock = asyncio.Lock()
         self._failures = 0
         self._waiting = 0
+        self._taken_bytes = 0
 
     @property
     def topic(self) -> str:
@@ -132,12 +153,22 @@ class Uploader:
             self._store, self._catalog, self._log, stop, epoch=self._epoch, ahead_allowed=not log_is_open
         )
         last = adopted[-1] if adopted else last
-        stop = last.stop if last else 0
+        stop = last.stop if last else await self._first_offset()
         place = await self._checkpoint.load()
         self._place = place.place if place is not None and place.offset == stop else None
         self.uploaded.reach(stop)
         self._recovered = True
         return last
+
+    async def _first_offset(self) -> int:
+        """Return where the first object begins: at 0, or where the log does if there never was an object."""
+        start = self._log.start_offset
+        async with aclosing(self._store.list(generation_prefix(self._catalog.topic, self._catalog.generation))) as keys:
+            if start == 0 or await anext(keys, None) is not None:
+                return 0
+        # A retention policy has pruned the log while uploads were off.
+        log.warning("objects_begin_late", topic=self.topic, start=start)
+        return start
 
     def carry_on(self, synced_log: SyncedLog) -> None:
         """Go on with the log that was opened anew where objects end."""
@@ -206,9 +237,9 @@ class Uploader:
         loop = asyncio.get_running_loop()
         if self._failures:
             retry_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
-            await asyncio.sleep(min(retry_s, self._options.interval_s))
+            await self._back_off(loop.time() + min(retry_s, self._options.interval_s), began + RETRY_S)
             return
-        enough = self._log.synced_bytes.value + self._options.object_bytes
+        enough = self._taken_bytes + self._options.object_bytes
         if self._waiting and self.uploaded.value < self._log.next_offset:
             self._wake.set()
         bytes_wait = asyncio.ensure_future(self._log.synced_bytes.wait(enough))
@@ -221,6 +252,16 @@ class Uploader:
                 wait.cancel()
         if self._wake.is_set():
             await asyncio.sleep(max(0.0, began + HURRY_S - loop.time()))
+
+    async def _back_off(self, until: float, until_wanted: float) -> None:
+        """Wait until the next try is due, which is earlier when someone waits for it."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), until - loop.time())
+        if self._waiting or self._wake.is_set():
+            until = min(until, until_wanted)
+        await asyncio.sleep(max(0.0, until - loop.time()))
 
     # --- one cycle ----------------------------------------------------------------------------------------------------
 
@@ -235,40 +276,63 @@ class Uploader:
                 with suppress(BusyError, UnknownOutcomeError):  # what was synced before is carried all the same
                     await self._log.sync()
                 synced = self._log.synced_offset
-            while self.uploaded.value < synced:
-                await self._upload_one(synced)
+            self._taken_bytes = self._log.synced_bytes.value
+            try:
+                await self._upload_to(synced)
+            except BaseException:
+                self._recovered = False  # an object or a description may be there whose answer was lost: look first
+                raise
 
-    async def _upload_one(self, synced: int) -> None:
-        start = self.uploaded.value
-        run, found = await self._next_run(start, synced)
-        data = memoryview(run.data)[: found.end]
-        name = ObjectName(self._catalog.generation, start, found.next_offset)
-        key = object_key(self._catalog.topic, *name)
-        loop = asyncio.get_running_loop()
-        descriptor = await loop.run_in_executor(None, _describe, data, found, name, self._epoch)
+    async def _upload_to(self, synced: int) -> None:
+        """Upload piece by piece; while one is put, the next is read and checked."""
+        ahead: asyncio.Task[Piece] | None = None
         try:
-            info = await self._store.put_if_absent(key, data)
+            while self.uploaded.value < synced:
+                piece = await (ahead or self._prepare(self.uploaded.value, self._place, synced))
+                ahead = None
+                if piece.name.stop < synced:
+                    ahead = asyncio.create_task(self._prepare(piece.name.stop, piece.next_place, synced))
+                await self._upload(piece)
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)  # what went wrong there shows when it is due
+
+    async def _upload(self, piece: Piece) -> None:
+        name, descriptor = piece.name, piece.descriptor
+        key = object_key(self._catalog.topic, *name)
+        try:
+            info = await self._store.put_if_absent(key, piece.data)
             descriptor = replace(descriptor, etag=info.etag)
         except ObjectExistsError:
             # An attempt of ours whose answer was lost, or another's: the bytes decide.
-            there = await same_messages(self._store, key, name, data, self._epoch)
+            there = await same_messages(self._store, key, name, piece.data, self._epoch)
             if there is None:
                 raise ForeignObjectError(key, "its messages are others than those in the log") from None
             descriptor = there
         await self._catalog.add(descriptor)
-        self._place = Place(run.place.seq, run.place.byte + found.end)
-        self.uploaded.reach(descriptor.stop)
-        log.info("object_completed", topic=self.topic, start=start, stop=descriptor.stop, bytes=descriptor.size)
-        await self._checkpoint.save(descriptor.stop, self._place)
+        self._place = piece.next_place
+        self.uploaded.reach(name.stop)
+        log.info("object_completed", topic=self.topic, start=name.start, stop=name.stop, bytes=descriptor.size)
+        await self._checkpoint.save(name.stop, self._place)
 
-    async def _next_run(self, start: int, synced: int) -> tuple[RawRun, Survey]:
+    async def _prepare(self, start: int, hint: Place | None, synced: int) -> Piece:
+        """Read, check and describe the next object's worth of frames."""
+        run, found = await self._next_run(start, hint, synced)
+        data = memoryview(run.data)[: found.end]
+        name = ObjectName(self._catalog.generation, start, found.next_offset)
+        loop = asyncio.get_running_loop()
+        descriptor = await loop.run_in_executor(background(), _describe, data, found, name, self._epoch)
+        return Piece(data, name, descriptor, Place(run.place.seq, run.place.byte + found.end))
+
+    async def _next_run(self, start: int, hint: Place | None, synced: int) -> tuple[RawRun, Survey]:
         """Read and check the next object's worth of frames; a hint that misleads is dropped, damage is told."""
         loop = asyncio.get_running_loop()
-        size, hint = self._options.object_bytes, self._place
+        size = self._options.object_bytes
         while True:
             run = await self._log.read_raw(start, hint, size)
             limit = min(synced, run.limit)
-            found = await loop.run_in_executor(None, lambda: survey(run.data, start, limit=limit))  # noqa: B023  # awaited at once
+            found = await loop.run_in_executor(background(), partial(survey, run.data, start, limit=limit))
             whole = found.code == kernels.OK or (found.code == kernels.NEED_MORE and len(run.data) == size)
             if found.next_offset > start:
                 return run, found

@@ -299,7 +299,7 @@ class EtcdMetadata:
 
 
 class Metadata(Section):
-    """Where object descriptors and cursors are kept: SQLite, unless etcd or memory is asked for."""
+    """Where topics and the descriptions of their objects are kept: SQLite, unless etcd or memory is asked for."""
 
     etcd_endpoint: (
         Annotated[

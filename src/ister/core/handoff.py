@@ -54,9 +54,3 @@ def serve(offset: int, log: Span, objects: Span, *, unreadable: Span = NOTHING) 
     if start <= offset < log.stop:
         raise MissingSpanError(offset, log.start if offset < log.start else unreadable.stop)
     raise OffsetOutOfRangeError(offset, start, log.stop)
-
-
-def check_join(log: Span, objects: Span) -> None:
-    """Refuse tiers with a gap between them: objects that end before the log begins."""
-    if objects.start < objects.stop < log.start:
-        raise MissingSpanError(objects.stop, log.start)

@@ -251,6 +251,45 @@ def scan(buf, at, stop, expected, limit, wanted, base, out):  # type: ignore[no-
 
 
 @njit(nogil=True, cache=True)
+def survey(buf, stop, expected, limit, stride, places, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Check buf[0:stop] like `scan`, a stride at a time, and note (offset, byte) where a stride begins with a message.
+
+    One call for a whole object: a thread that takes Python's lock for every stride delays the event loop. Returns how
+    many places there are; `out` is that of `scan`, of which only the end, the next offset, the code and the append time
+    are for the whole.
+    """
+    at = np.int64(0)
+    count = 0
+    append_time = np.int64(0)
+    code = OK
+    window = np.int64(stride)
+    while at < stop and expected != limit:
+        scan(buf, at, min(stop, at + window), expected, limit, 0, -1, out)
+        code = out[S_CODE]
+        if out[S_END] == at:
+            if code != NEED_MORE or at + window >= stop or stop - at < HEADER_BYTES:
+                break
+            window = HEADER_BYTES + np.int64(_u32(buf, at + 8))
+            continue
+        if out[S_ROWS] and at >= count * stride and count < places.shape[0]:
+            places[count, 0] = expected
+            places[count, 1] = at
+            count += 1
+        at = out[S_END]
+        expected = out[S_NEXT]
+        if out[S_APPEND_TIME]:
+            append_time = out[S_APPEND_TIME]
+        window = np.int64(stride)
+        if code not in (OK, NEED_MORE):
+            break
+    out[S_END] = at
+    out[S_NEXT] = expected
+    out[S_CODE] = code
+    out[S_APPEND_TIME] = append_time
+    return count
+
+
+@njit(nogil=True, cache=True)
 def fill(buf, at, rows, fixed, narrow, texts, payload_at, payload_data, map_at):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Lay `rows` checked messages out as columns.
 

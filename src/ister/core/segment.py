@@ -14,8 +14,10 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
+import numpy as np
+
 from ister.core import kernels
-from ister.core.columns import NO_LIMIT, REASONS, scan_run
+from ister.core.columns import NO_LIMIT, REASONS
 from ister.core.errors import CorruptMetadataError, CorruptObjectError
 from ister.core.frame import HEADER, HEADER_BYTES
 
@@ -181,27 +183,21 @@ class Survey(NamedTuple):
 
 def survey(data: Frames, first_offset: int, *, limit: int = NO_LIMIT) -> Survey:
     """Check every frame of a run up to offset `limit`, and note places to seek by."""
-    view = memoryview(data)
+    view = np.frombuffer(data, np.uint8)
+    view.flags.writeable = False  # one type for numba, whatever holds the bytes
     stride = max(INDEX_BYTES, -(-len(view) // INDEX_ENTRIES_MAX))
-    places: list[tuple[int, int]] = []
-    at, offset, append_time_us, code, window = 0, first_offset, 0, kernels.OK, stride
-    while at < len(view) and offset < limit:
-        scan = scan_run(view[at : at + window], first_offset=offset, limit=limit)
-        code = scan.code
-        if not scan.end:
-            if code == kernels.NEED_MORE and at + window < len(view):
-                window = frame_bytes(view, at)
-                continue
-            break
-        if scan.rows and (not places or at >= places[-1][1] + stride):
-            places.append((offset, at))
-        at += scan.end
-        offset = scan.next_offset
-        append_time_us = scan.append_time_us or append_time_us
-        window = stride
-        if code not in {kernels.OK, kernels.NEED_MORE}:
-            break
-    return Survey(at, offset, append_time_us, code, tuple(places))
+    places = np.empty((INDEX_ENTRIES_MAX, 2), np.int64)
+    out = np.zeros(kernels.SCAN_FIELDS, np.int64)
+    out[kernels.S_NEXT] = first_offset
+    count = kernels.survey(view, len(view), first_offset, limit, stride, places, out)
+    found = tuple((offset, byte) for offset, byte in places[:count].tolist())
+    return Survey(
+        int(out[kernels.S_END]),
+        int(out[kernels.S_NEXT]),
+        int(out[kernels.S_APPEND_TIME]),
+        int(out[kernels.S_CODE]),
+        found,
+    )
 
 
 def describe(data: Frames, key: str, name: ObjectName, *, epoch: int, etag: str) -> Descriptor:

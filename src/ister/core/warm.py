@@ -10,6 +10,7 @@ from ister.core.columns import decode_batch, decode_messages, encode_columns, st
 from ister.core.frame import Marker, encode_marker, encode_message
 from ister.core.kernels import seal
 from ister.core.message import StreamMessage
+from ister.core.segment import survey
 
 
 @cache
@@ -20,6 +21,7 @@ def warm() -> None:
     batch = decode_batch(frames, first_offset=0)
     decode_messages(frames, first_offset=0)
     strip_markers(frames)
+    survey(frames, 0)
     for chunk in encode_columns(batch, 0, 0, bytes_max=1 << 20):
         seal(np.frombuffer(bytearray(chunk.frames), np.uint8), len(chunk.frames))
 

@@ -260,3 +260,8 @@ def replace_file(files: Files, path: Path, data: bytes) -> None:
     finally:
         file.close()
     files.rename(draft, path)
+
+
+def said(error: BaseException) -> str:
+    """Return what an error says of itself, without its number."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

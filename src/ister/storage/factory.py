@@ -23,6 +23,8 @@ from ister.core.errors import (
     InvalidConfigError,
     InvalidNameError,
     IsterError,
+    LogClosedError,
+    StoreRefusedError,
     StoreUnavailableError,
     UnknownTopicError,
 )
@@ -115,6 +117,7 @@ class WalStorageFactory:
         self._clock = clock or SystemClock()
         self._registry = TopicRegistry(metadata, config.root_prefix)
         self._open: dict[TopicName, _Open] = {}
+        self._closing = False
         self._locks: dict[TopicName, asyncio.Lock] = {}
 
     @property
@@ -131,7 +134,7 @@ class WalStorageFactory:
 
         A topic that cannot be opened does not keep the others from it: `problems` says what is wrong with it.
         """
-        known = await self._registry.all()
+        known = await self._registry.all(self.problems)
         on_disk = await asyncio.get_running_loop().run_in_executor(None, self._directories)
         gate = asyncio.Semaphore(OPEN_AT_ONCE)
 
@@ -153,17 +156,22 @@ class WalStorageFactory:
 
     async def topics(self) -> list[TopicName]:
         """Return every topic that there is."""
-        known = await self._registry.all()
-        return sorted(topic for topic, record in known.items() if not record.deleted)
+        damaged: dict[TopicName, IsterError] = {}
+        known = await self._registry.all(damaged)
+        return sorted([*damaged, *(topic for topic, record in known.items() if not record.deleted)])
 
     async def for_topic(self, topic: str | TopicName, *, level: AckLevel | None = None) -> WalStorage:
         """Return a topic's storage, opened or made if it is not open yet."""
         name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
         async with self._lock(name):
+            if self._closing:
+                raise LogClosedError(str(name))
             opened = self._open.get(name)
             if opened is None:
                 opened = self._open[name] = await self._open_topic(name, level)
                 self.problems.pop(name, None)
+            elif level is not None and level is not opened.storage.wal.config.ack_level:
+                raise InvalidConfigError("level", f"{name} is open at another level; close it first")
             return opened.storage
 
     async def delete_topic(self, topic: str | TopicName) -> None:
@@ -173,7 +181,10 @@ class WalStorageFactory:
         """
         name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
         async with self._lock(name):
-            record = await self._registry.mark_deleted(name)
+            if name not in self._open:
+                await asyncio.get_running_loop().run_in_executor(None, self._refuse_owned, name)
+            known = await self._registry.get(name)
+            record = None if known is None or known.deleted else await self._registry.mark_deleted(name)
             if record is None:
                 raise UnknownTopicError(str(name), str(self._root))
             opened = self._open.pop(name, None)
@@ -186,6 +197,10 @@ class WalStorageFactory:
 
     async def shutdown(self) -> None:
         """Carry away what waits, as far as time allows, and close every topic; raises the first failure at the end."""
+        self._closing = True
+        for lock in list(self._locks.values()):
+            async with lock:
+                pass  # whoever is opening a topic ends first
         closing = [self._close(opened) for opened in self._open.values()]
         self._open.clear()
         failures = [result for result in await asyncio.gather(*closing, return_exceptions=True) if result is not None]
@@ -207,7 +222,10 @@ class WalStorageFactory:
     async def _open_topic(self, topic: TopicName, level: AckLevel | None) -> _Open:
         loop = asyncio.get_running_loop()
         on_disk = await loop.run_in_executor(None, self._generations, *topic.path_parts())
-        if not on_disk and await self._registry.get(topic) is None:
+        known = await self._registry.get(topic)
+        if known is not None and known.deleted:
+            await self._remove(topic, known)  # what a failure left of it, which nobody would find any more
+        if not on_disk and known is None:
             async with aclosing(self._store.list(topic_prefix(topic))) as listing:
                 if await anext(listing, None) is not None:
                     raise UnknownHistoryError(str(topic), self._store.name)
@@ -225,8 +243,9 @@ class WalStorageFactory:
         except BaseException:
             await wal.close()
             raise
-        known = Span(first.start, last.stop) if first and last else Span(0, 0)
-        tier = ObjectTier(CloudReader(self._store, catalog), uploader, known, self.config.cloud_timeout_s)
+        begin = uploader.uploaded.value if uploader else 0
+        held = Span(first.start, last.stop) if first and last else Span(begin, begin)
+        tier = ObjectTier(CloudReader(self._store, catalog), uploader, held, self.config.cloud_timeout_s)
         storage = WalStorage.from_wal(wal, tier)
         return self._start_tasks(topic, record, storage, uploader, catalog)
 
@@ -243,10 +262,12 @@ class WalStorageFactory:
             try:
                 async with asyncio.timeout(ASK_TIMEOUT_S if log_is_enough else None):
                     last = await uploader.recover(log_is_open=False)
-            except (StoreUnavailableError, TimeoutError) as error:
+            except (StoreUnavailableError, StoreRefusedError, TimeoutError) as error:
                 if not log_is_enough:
                     raise
                 log.warning("objects_not_asked", topic=str(catalog.topic), cause=str(error) or "no answer in time")
+        if last is not None:
+            wal.not_before(last.append_time_us)
         if last is None or last.stop <= wal.next_offset:
             return wal, uploader, last
         start = min(wal.start_offset, wal.next_offset)
@@ -277,7 +298,10 @@ class WalStorageFactory:
     async def _watch_growth(self, topic: TopicName, storage: WalStorage) -> None:
         watch = GrowthWatch(str(topic), self.config.retention)
         while True:
-            watch.look(storage.active_bytes + sum(segment.size for segment in storage.sealed_segments()))
+            watch.look(
+                storage.active_bytes + sum(segment.size for segment in storage.sealed_segments()),
+                "uploads are off, so nothing is pruned: enable uploader, or choose a retention policy",
+            )
             await asyncio.sleep(self.config.retention.check_interval_minutes * 60)
 
     # --- closing and deleting -----------------------------------------------------------------------------------------
@@ -308,15 +332,21 @@ class WalStorageFactory:
     async def _remove(self, topic: TopicName, record: TopicRecord) -> None:
         """Remove what is left of a deleted generation; can be done again and again."""
         catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
+        # The log first, because that asks for its lock: nothing is taken from a topic that another process has open.
+        directory = self._root.joinpath(*topic.path_parts(), str(record.generation))
+        await asyncio.get_running_loop().run_in_executor(None, self._remove_directory, directory)
         keys = [info.key async for info in self._store.list(generation_prefix(topic, record.generation))]
         for key in keys:
             await self._store.delete(key)
         described = await catalog.clear()
-        directory = self._root.joinpath(*topic.path_parts(), str(record.generation))
-        await asyncio.get_running_loop().run_in_executor(None, self._remove_directory, directory)
         log.info(
             "topic_deleted", topic=str(topic), generation=record.generation, objects=len(keys), described=described
         )
+
+    def _refuse_owned(self, topic: TopicName) -> None:
+        """Raise LockedError when another process has a topic open."""
+        for generation in self._generations(*topic.path_parts()):
+            self._files.lock(self._root.joinpath(*topic.path_parts(), str(generation))).release()
 
     def _remove_directory(self, directory: Path) -> None:
         try:

@@ -12,6 +12,7 @@ from ister.core.names import TopicName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ister.core.errors import IsterError
     from ister.ports.metadata import Entry, Metadata
 
 VERSION = 1
@@ -47,13 +48,19 @@ class TopicRegistry:
         entry = await self._metadata.get(self._key(topic))
         return None if entry is None else _load(entry)
 
-    async def all(self) -> dict[TopicName, TopicRecord]:
-        """Return every record, those of deleted topics too."""
+    async def all(self, damaged: dict[TopicName, IsterError] | None = None) -> dict[TopicName, TopicRecord]:
+        """Return every record, those of deleted topics too; one that is damaged goes to `damaged`, else it is raised."""
         found: dict[TopicName, TopicRecord] = {}
         start = ""
         while page := await self._metadata.list(self._prefix, start=start, limit=PAGE):
             for entry in page:
-                found[TopicName.parse(entry.key.removeprefix(self._prefix[:-1]))] = _load(entry)
+                topic = TopicName.parse(entry.key.removeprefix(self._prefix[:-1]))
+                try:
+                    found[topic] = _load(entry)
+                except CorruptMetadataError as error:
+                    if damaged is None:
+                        raise
+                    damaged[topic] = error
             start = page[-1].key + "\0"
         return found
 
@@ -114,7 +121,7 @@ def _load(entry: Entry) -> TopicRecord:
                 entry.key, f"its version is {content['version']!r}, this release knows {VERSION}"
             )
         generation, epoch, deleted = content["generation"], content["epoch"], content["deleted"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptMetadataError(entry.key, f"it is not a topic's record ({type(error).__name__})") from None
     if not (isinstance(generation, int) and isinstance(epoch, int) and isinstance(deleted, bool) and generation > 0):
         raise CorruptMetadataError(entry.key, "what it says of a topic cannot be")

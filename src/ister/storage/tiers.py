@@ -142,14 +142,29 @@ class TieredReader:
             if self._from_objects is None and self._from_log is None:
                 self._turn(self._decide())
             if self._from_objects is not None:
-                messages = await self._from_objects.read()
-                self._next = self._from_objects.next_offset
+                messages = await self._read_objects(self._from_objects)
                 if not messages:
                     await self.close()
             else:
                 messages = await self._read_log()
             if messages or self._from_log is not None:
                 return messages
+
+    async def _read_objects(self, stream: ObjectStream) -> list[StreamMessage]:
+        failure: IsterError | None = None
+        messages: list[StreamMessage] = []
+        try:
+            messages = await stream.read()
+        except IsterError as error:
+            failure = error
+        if self._wal.closed:
+            # Of a topic that was deleted meanwhile, missing objects are no damage.
+            raise LogClosedError(self._wal.config.name) from failure
+        if failure is not None:
+            await self.close()  # so that the next call asks again, once the store is back
+            raise failure
+        self._next = stream.next_offset
+        return messages
 
     async def _read_log(self) -> list[StreamMessage]:
         reader = self._from_log

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ister.cloud.proof import prove
 from ister.core.errors import CorruptLogError, InvalidConfigError, IsterError, LogClosedError, OffsetOutOfRangeError
 from ister.core.handoff import NOTHING
 from ister.core.recover import Recovery, Verdict
@@ -199,7 +200,15 @@ class WalStorage:
                     self._objects.uploader.hurry()
 
     async def prune(self, before: int) -> int:
-        """Delete sealed files that hold only offsets below `before`; returns the log's new start offset."""
+        """Delete sealed files that hold only offsets below `before`; returns the log's new start offset.
+
+        A description is a promise: before the log's copy goes, the store is asked whether it keeps it.
+        """
+        if self._objects is not None and self._objects.uploader is not None:
+            reader, ends = self._objects.reader, [segment.stop for segment in self.sealed_segments()]
+            below = max((end for end in ends if end <= before), default=self.log_start)
+            await prove(reader.store, reader.catalog, self.log_start, below)
+            return await self._wal.prune(below)
         return await self._wal.prune(before)
 
     # --- inside -------------------------------------------------------------------------------------------------------

@@ -144,8 +144,12 @@ def _start_behind(
 
     Oldest first: a crash in between leaves a log that starts later, or none, and objects hold all of it.
     """
+    taken = set(files.names(directory))
     for segment in opened.segments:
-        files.rename(segment.path, segment.path.with_name(segment.path.name + ASIDE))
+        aside = segment.path.name + ASIDE
+        while aside in taken:
+            aside += ASIDE  # what an earlier loss has left stays, too
+        files.rename(segment.path, segment.path.with_name(aside))
         files.sync_directory(directory)
     seq = opened.segments[-1].seq + 1
     segment = Segment(seq, resume.offset, directory / names.name(seq, resume.offset))

@@ -23,8 +23,9 @@ from ister.core.errors import (
     WriteFailedError,
 )
 from ister.core.warm import warm
+from ister.ports.background import background
 from ister.ports.clock import SystemClock
-from ister.ports.files import OsFiles
+from ister.ports.files import OsFiles, said
 from ister.ports.progress import Progress
 from ister.wal.active import ActiveFiles, BrokenFileError, NoRoomToRotateError, sealed_files
 from ister.wal.cache import FrameCache
@@ -163,6 +164,10 @@ class Wal:
         assert self._disk is not None, "a log in memory has no files"
         return self._disk.files
 
+    def not_before(self, append_time_us: int) -> None:
+        """Stamp no message earlier than this, which a later tier has seen."""
+        self._append_time_us = max(self._append_time_us, append_time_us)
+
     def segments(self) -> list[Segment]:
         """Return the log's files, oldest first; the last one is being written."""
         return list(self._disk.segments) if self._disk else []
@@ -291,7 +296,7 @@ class Wal:
             try:
                 await asyncio.shield(self._loop.run_in_executor(None, let_go))
             except OSError as error:
-                failure = failure or SyncFailedError(self.config.name, f"closing it failed: {_said(error)}")
+                failure = failure or SyncFailedError(self.config.name, f"closing it failed: {said(error)}")
             self._disk.worker.close()
         if failure is not None:
             raise failure
@@ -316,8 +321,8 @@ class Wal:
         found = self.locate(offset) if offset >= self.start_offset else None
         if found is None:
             raise OffsetOutOfRangeError(offset, self.start_offset, self._next)
-        segment, stop = found
-        return await self._loop.run_in_executor(None, read_raw, self.files, segment, stop, offset, hint, bytes_max)
+        reading = partial(read_raw, self.files, *found, offset, hint, bytes_max)
+        return await self._loop.run_in_executor(background(), reading)
 
     # --- inside: writing ----------------------------------------------------------------------------------------------
 
@@ -481,7 +486,7 @@ class Wal:
             # Not retried: after a failed sync Linux marks the pages clean, so a second call succeeds for data that
             # never reached the disk (docs/faults.md, F8).
             self._refused += target.refused
-            self._poisoned(f"syncing {disk.active.path.name} failed: {_said(error)}")
+            self._poisoned(f"syncing {disk.active.path.name} failed: {said(error)}")
         else:
             disk.files.pace.took(self, self._loop.time(), seconds)
             for waiters, refusal in target.refused:
@@ -530,7 +535,7 @@ class Wal:
                 fail(self._tick.waiters, full)
                 self._tick = None
         elif error is not None:
-            self._poisoned(f"rotating {disk.active.path.name} failed: {_said(error)}")
+            self._poisoned(f"rotating {disk.active.path.name} failed: {said(error)}")
         else:
             sealed = disk.active
             disk.switch(segment, file, self._clock.wall_us())
@@ -573,7 +578,3 @@ class Wal:
 def _abandon(opening: asyncio.Future[OpenedLog]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().abandon()
-
-
-def _said(error: BaseException) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -156,7 +156,10 @@ def read_segment(
 
 def read_raw(files: Files, segment: Segment, stop: int, offset: int, hint: Place | None, bytes_max: int) -> RawRun:
     """Read raw bytes from the frame of `offset` on; the caller checks them."""
-    file = files.open_read(segment.path)
+    try:
+        file = files.open_read(segment.path)
+    except OSError as error:
+        raise unreadable(segment, stop, error) from error
     try:
         if hint is not None and hint.seq == segment.seq:
             at = hint.byte

@@ -24,6 +24,7 @@ from ister.core.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
+from ister.ports.background import background
 from ister.ports.files import OsFiles
 from ister.ports.objects.keys import check_key, check_prefix
 from ister.ports.objects.store import ObjectInfo
@@ -60,6 +61,7 @@ class FsStore:
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root).absolute()
         self._ready = False
+        self._durable: set[Path] = set()
 
     @property
     def name(self) -> str:
@@ -72,7 +74,8 @@ class FsStore:
         Cancelling does not stop the thread that writes: the object may still appear.
         """
         self._path(key)
-        return await asyncio.to_thread(self._put, key, memoryview(data).cast("B"))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(background(), self._put, key, memoryview(data).cast("B"))
 
     async def read(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:  # noqa: ARG002  # a file has none
         """Return exactly the bytes [start, stop)."""
@@ -126,7 +129,8 @@ class FsStore:
             draft = self._root / DRAFTS / secrets.token_hex(12)
             try:
                 _write(draft, data)
-                _make_directories(final.parent)
+                if _make_directories(final.parent):
+                    self._durable.clear()
                 _link(draft, final)
             finally:
                 with suppress(OSError):  # a draft that stays is swept later
@@ -135,12 +139,15 @@ class FsStore:
             raise ObjectExistsError(self.name, key) from None
         except OSError as error:
             self._ready = False  # perhaps someone removed the directory
+            self._durable.clear()
             self._fail(f"put {key}", error)
         try:
+            # The directories above get no new name, unless one was made, so they are synced once.
             for directory in (final.parent, *final.parent.parents):
                 OsFiles().sync_directory(directory)
-                if directory == self._root:
+                if directory == self._root or final.parent in self._durable:
                     break
+            self._durable.add(final.parent)
         except OSError as error:
             # The object has its name, but a power cut may take it away; a second sync would prove nothing.
             raise PutUnknownError(self.name, key, os.strerror(error.errno or errno.EIO)) from error
@@ -228,11 +235,16 @@ def _write(draft: Path, data: memoryview) -> None:
         os.close(fd)
 
 
-def _make_directories(directory: Path) -> None:
+def _make_directories(directory: Path) -> bool:
+    """Make a directory and those above it; returns whether there was one to make."""
+    if directory.is_dir():
+        return False
+    _make_directories(directory.parent)
     try:
-        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o750, exist_ok=True)
     except FileExistsError:  # an object has the name of a directory that this key needs
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+    return True
 
 
 def _link(draft: Path, final: Path) -> None:

@@ -1,0 +1,271 @@
+"""Every topic's storage from one factory: made, found again after a restart, deleted, and none in another's way."""
+
+import asyncio
+
+import pytest
+from cloud_parts import StepClock, TroubledMetadata, TroubledStore, check, crash_wal, messages, read_on, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ister.cloud import Retention, UploadOptions
+from ister.core.errors import (
+    InvalidNameError,
+    LockedError,
+    LogClosedError,
+    OffsetOutOfRangeError,
+    StoreUnavailableError,
+    UnknownTopicError,
+)
+from ister.core.names import TopicName
+from ister.core.offsets import StartPosition
+from ister.ports.metadata import MemoryMetadata
+from ister.ports.objects import FsStore
+from ister.storage.factory import TopicsConfig, WalStorageFactory
+from ister.wal import WalConfig
+
+T = TopicName("default", "t")
+DOWN = StoreUnavailableError("fs", "list", "no route")
+
+
+class World:
+    """What outlives a process: a directory, a store and metadata; and one factory after the other."""
+
+    def __init__(self, directory, metadata=None):
+        self.directory = directory
+        self.store = TroubledStore(FsStore(directory / "objects"))
+        self.metadata = TroubledMetadata(metadata or MemoryMetadata())
+        self.clock = StepClock()
+
+    def factory(self, *, upload=None, level=None, files=None, drain_timeout_s=10, **retention):
+        config = TopicsConfig(
+            wal=WalConfig(dir=self.directory / "wal", cache_capacity=2, level=level),
+            upload=UploadOptions(**({"interval_s": 300} | (upload or {}))),
+            retention=Retention(**retention),
+            drain_timeout_s=drain_timeout_s,
+        )
+        return WalStorageFactory(config, store=self.store, metadata=self.metadata, clock=self.clock, files=files)
+
+    def log_directory(self, topic=T, generation=1):
+        return self.directory / "wal" / topic.namespace / topic.topic / str(generation)
+
+    def object_files(self, topic=T, generation=1):
+        return sorted((self.directory / "objects" / topic.namespace / topic.topic / str(generation)).glob("*"))
+
+    async def fill(self, count=10, *, topic=T, pruned=5):
+        """Have a factory make a topic: files of 5, all in objects, the log pruned."""
+        factory = self.factory()
+        storage = await factory.for_topic(topic)
+        for start in range(storage.next_offset, storage.next_offset + count, 5):
+            await storage.append_messages(messages(start, start + 5))
+            await storage.seal(0)
+        await factory.uploader(topic).drain()
+        await storage.prune(pruned)
+        await factory.shutdown()
+
+
+async def read(storage, start, stop):
+    reader = await storage.create_reader(StartPosition.offset(start))
+    found = []
+    while len(found) < stop - start:
+        found += await reader.read()
+    await reader.close()
+    check(found, start, stop)
+
+
+async def crash(factory):
+    """Leave everything as kill -9 does."""
+    for opened in factory._open.values():
+        for task in opened.tasks:
+            task.cancel()
+        await asyncio.wait(opened.tasks)
+        crash_wal(opened.storage.wal)
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_topic_and_generation_has_its_own_directory_and_keys(tmp_path):
+    async def story():
+        world = World(tmp_path)
+        factory = world.factory()
+        assert await factory.start() == []
+        names = [TopicName("a", "b"), TopicName("a", "c"), TopicName("b", "b"), TopicName("a-b", "b_1")]
+        for number, name in enumerate(names):
+            storage = await factory.for_topic(name)
+            assert await storage.append_messages(messages(0, number + 1)) == range(number + 1)
+        assert await factory.topics() == sorted(names)
+        await factory.shutdown()
+        for name in names:
+            assert world.log_directory(name).is_dir()
+            assert len(world.object_files(name)) == 1
+        factory = world.factory()
+        assert await factory.start() == sorted(names)
+        for number, name in enumerate(names):
+            await read(await factory.for_topic(str(name)), 0, number + 1)
+        await factory.shutdown()
+
+    run(story())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.text(max_size=40), st.from_regex(r"[/.a\x00\\~ -]{1,12}", fullmatch=True)))
+def test_s7_a_hostile_name_is_refused_before_it_touches_anything(text):
+    async def story():
+        factory = WalStorageFactory(
+            TopicsConfig(wal=WalConfig(dir="/nowhere/at/all")), store=None, metadata=None, files=None
+        )
+        for act in (factory.for_topic, factory.delete_topic):
+            with pytest.raises(InvalidNameError):
+                await act(text)
+
+    try:
+        TopicName.parse(text)
+    except InvalidNameError:
+        asyncio.run(story())
+
+
+def test_s7_directories_that_are_no_topics_are_left_alone(tmp_path):
+    async def story():
+        world = World(tmp_path)
+        await world.fill()
+        strange = [
+            "wal/default/t/not-a-number",
+            "wal/.hidden/t/1",
+            "wal/default/sp ace/1",
+            "wal/default/..x/1",
+            "wal/file",
+        ]
+        for name in strange[:-1]:
+            (tmp_path / name).mkdir(parents=True)
+        (tmp_path / strange[-1]).write_text("a file")
+        before = sorted(path for path in tmp_path.rglob("*") if "default/t/1" not in str(path))
+        factory = world.factory()
+        assert await factory.start() == [T]
+        assert factory.problems == {}
+        await factory.shutdown()
+        assert sorted(path for path in tmp_path.rglob("*") if "default/t/1" not in str(path)) == before
+
+    run(story())
+
+
+def test_concurrent_calls_for_one_topic_give_one_storage(tmp_path):
+    async def story():
+        world = World(tmp_path)
+        factory = world.factory()
+        found = await asyncio.gather(*(factory.for_topic(T) for _ in range(50)))
+        assert len({id(storage) for storage in found}) == 1
+        assert len(factory._open[T].tasks) == 2
+        await factory.shutdown()
+
+    run(story())
+
+
+def test_f17_two_factories_on_one_directory(tmp_path):
+    async def story():
+        world = World(tmp_path)
+        await world.fill()
+        first, second = world.factory(), world.factory()
+        storage = await first.for_topic(T)
+        with pytest.raises(LockedError):
+            await second.for_topic(T)
+        assert await second.start() == []
+        assert isinstance(second.problems[T], LockedError)
+        assert await storage.append_messages(messages(10, 11)) == range(10, 11)
+        await read(storage, 0, 11)
+        await first.shutdown()
+        await second.start()
+        assert second.problems == {}
+        await read(await second.for_topic(T), 0, 11)
+        await second.shutdown()
+
+    run(story())
+
+
+def test_f17_a_factory_that_does_not_own_a_topic_cannot_delete_it(tmp_path):
+    async def story():
+        world = World(tmp_path)
+        await world.fill()
+        first, second = world.factory(), world.factory()
+        storage = await first.for_topic(T)
+        with pytest.raises(LockedError):
+            await second.delete_topic(T)
+        assert len(world.object_files()) == 2
+        await read(storage, 0, 10)
+        await first.shutdown()
+        again = world.factory()
+        assert await again.start() == [T]
+        await read(await again.for_topic(T), 0, 10)
+        await again.shutdown()
+
+    run(story())
+
+
+# --- deletion ---------------------------------------------------------------------------------------------------------
+
+
+def test_d5_a_topic_deleted_and_made_again_is_another_one(tmp_path):
+    async def story():
+        world = World(tmp_path)
+        await world.fill()
+        factory = world.factory()
+        await factory.start()
+        old = await factory.for_topic(T)
+        reader = await old.create_reader(StartPosition.offset(0))
+        await anext(reader)
+        await factory.delete_topic(T)
+        with pytest.raises(LogClosedError):
+            await read_on(reader)
+        await reader.close()
+        assert (world.object_files(), world.log_directory().exists()) == ([], False)
+        assert await world.metadata.list("/danube-data/storage/objects/") == []
+        assert await factory.topics() == []
+        new = await factory.for_topic(T)
+        assert (new.start_offset, new.next_offset) == (0, 0)
+        assert world.log_directory(generation=2).is_dir()
+        with pytest.raises(OffsetOutOfRangeError):
+            await new.create_reader(StartPosition.offset(1))
+        assert await new.append_messages(messages(0, 3)) == range(3)
+        await factory.shutdown()
+        assert len(world.object_files(generation=2)) == 1
+        factory = world.factory()
+        assert await factory.start() == [T]
+        await read(await factory.for_topic(T), 0, 3)
+        for _ in range(2):
+            await factory.delete_topic(T)
+        assert await factory.start() == []
+        with pytest.raises(UnknownTopicError):
+            await factory.delete_topic("/default/never")
+        await factory.shutdown()
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("where", "op", "after"),
+    [("store", "list", 0), ("store", "delete", 0), ("store", "delete", 1), ("metadata", "delete", 0), ("metadata", "delete", 1)],
+)  # fmt: skip
+@pytest.mark.parametrize("recreate", [False, True])
+def test_what_a_crash_leaves_of_a_deleted_topic_is_removed_later(tmp_path, where, op, after, recreate):
+    async def story():
+        world = World(tmp_path)
+        await world.fill()
+        factory = world.factory()
+        await factory.start()
+        getattr(world, where).fail[op] = [*[None] * after, DOWN]
+        with pytest.raises(StoreUnavailableError):
+            await factory.delete_topic(T)
+        if recreate:
+            new = await factory.for_topic(T)
+            assert (new.start_offset, new.next_offset) == (0, 0)
+            await new.append_messages(messages(0, 2))
+        await factory.shutdown()
+        factory = world.factory()
+        assert await factory.start() == ([T] if recreate else [])
+        assert factory.problems == {}
+        assert (world.object_files(), world.log_directory().exists()) == ([], False)
+        assert [e for e in await world.metadata.list("/danube-data/storage/objects/") if "/0000000001/" in e.key] == []
+        new = await factory.for_topic(T)
+        assert new.next_offset == (2 if recreate else 0)
+        await factory.shutdown()
+
+    run(story())
