@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import defaultdict
 
 import pytest
 import structlog
 
-LONG = os.environ.get("ISTER_TEST_LONG") == "1"
+from counts import LONG
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from conftest import LONG
+from counts import LONG
 from ister.config import Cloud, ConfigError, Wal, advice, loads, values
 from ister.config.problems import PROBLEMS_MAX
 from ister.config.starter import starter

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import LONG
+from counts import LONG
 from ister.core.columns import SCHEMA, decode_batch, decode_messages, encode_columns, scan_run, strip_markers
 from ister.core.errors import CorruptLogError, InvalidMessageError, IsterError, UnknownFormatError
 from ister.core.frame import (

@@ -185,7 +185,7 @@ def test_a_list_is_of_one_revision_while_keys_change_and_etcd_compacts(etcd):
 
 def test_f25_what_was_not_sent_is_unavailable_and_what_was_is_unknown():
     async def main(etcd):
-        store = await EtcdMetadata.open(etcd.endpoint, timeout_s=0.2)
+        store = await EtcdMetadata.open(etcd.endpoint, timeout_s=1)
         version = await store.put("/a", b"1")
         etcd.freeze()
         acts = (store.put("/a", b"2"), store.cas("/a", b"2", version=version), store.delete("/a"))
@@ -205,7 +205,7 @@ def test_f25_what_was_not_sent_is_unavailable_and_what_was_is_unknown():
             except MetadataUnknownError:
                 return False
             except MetadataUnavailableError:
-                assert time.monotonic() - began < 2
+                assert time.monotonic() - began < 4
                 return True
 
         await until(noticed)

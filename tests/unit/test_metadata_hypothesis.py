@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from conftest import LONG
+from counts import LONG
 from ister.core.errors import LeaseLostError, WatchCompactedError
 from ister.ports.metadata import MemoryMetadata, SqliteMetadata
 

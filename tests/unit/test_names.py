@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import LONG
+from counts import LONG
 from ister.core.errors import InvalidNameError
 from ister.core.names import NAME_BYTES_MAX, TopicName
 
