@@ -119,7 +119,7 @@ MUTANTS = [
         Wal,
         "_start_sync",
         "disk.worker",
-        "disk.mark(self._next, *target, self.config.name); disk.worker",
+        "disk.mark(self._next, target.offset, target.pos, self.config.name); disk.worker",
     ),
     Mutant(
         "forgets messages behind a pruned file",

@@ -100,7 +100,7 @@ def test_f9_nothing_is_appended_after_a_partial_frame(kind, tell):
     files.on_step = lambda op, path: writes.append(path) if op == "append" else None
     run(traffic(files, 60, {}))
     for n in range(1, len(writes) + 1):
-        files, acked, seen = SimFiles(), {}, []
+        files, acked, seen, unknown = SimFiles(), {}, [], []
 
         def fail(op, path, seen=seen, n=n):
             if op == "append":
@@ -110,7 +110,7 @@ def test_f9_nothing_is_appended_after_a_partial_frame(kind, tell):
                         raise ShortWriteError(n * 7)
                     raise OSError(getattr(errno, kind), kind)
 
-        async def live(files=files, acked=acked):
+        async def live(files=files, acked=acked, unknown=unknown):
             try:
                 wal = await Wal.with_config(CONFIG, files=files, clock=SimClock())
             except (OSError, IsterError):
@@ -121,6 +121,7 @@ def test_f9_nothing_is_appended_after_a_partial_frame(kind, tell):
                 except BusyError:
                     continue
                 except UnknownOutcomeError:
+                    unknown.append(message(number).payload)
                     break
             await wal.close()
 
@@ -131,7 +132,8 @@ def test_f9_nothing_is_appended_after_a_partial_frame(kind, tell):
         if kind != "EIO":
             assert len(acked) >= 59, "the log goes on after the disk was full"
         for disk in (files.killed(), files.unpowered(random.Random(n))):
-            assert run(everything(disk)) == list(acked.values()), (kind, n)
+            found, sure = run(everything(disk)), list(acked.values())
+            assert found in (sure, sure + unknown), (kind, n)
     tell("F9", f"{kind} at each of {len(writes)} writes")
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 QUICK_S = 0.001
 QUICK_RUN = 8
 """How many syncs in a row must have been quick."""
-SLOW_PENALTY = 1000
-"""After how many quick ones a slow one is forgotten."""
 OTHERS_S = 0.05
 """For how long another log's sync counts as someone else's business."""
 
@@ -36,4 +34,5 @@ class Pace:
         if seconds < QUICK_S:
             self._quick = min(self._quick + 1, QUICK_RUN)
         else:
-            self._quick = -SLOW_PENALTY
+            # The longer everyone had to wait, the longer it is not tried again.
+            self._quick = -int(QUICK_RUN * seconds / QUICK_S)

@@ -31,8 +31,9 @@ from ister.wal.active import ActiveFiles, BrokenFileError, NoRoomToRotateError, 
 from ister.wal.cache import FrameCache
 from ister.wal.config import AckLevel, SyncMode, WalConfig
 from ister.wal.directory import FileNames, OpenedLog, Resume, Segment, open_directory
-from ister.wal.pending import CHUNK_BYTES, SyncTarget, Tick, arrow_chunks, fail, message_chunks
+from ister.wal.pending import CHUNK_BYTES, MARK_S, SyncTarget, Tick, arrow_chunks, fail, message_chunks
 from ister.wal.reader import WalReader, read_raw
+from ister.wal.timers import Timers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +75,8 @@ class Wal:
         self._job = ""
         self._job_waiters: list[asyncio.Future[None]] = []
         self._rotate_wanted = self._sync_wanted = False
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._unmarked: SyncTarget | None = None
+        self._timers = Timers()
         self._closing = self._closed = False
         self._close_job: asyncio.Task[None] | None = None
         self._prune_job: asyncio.Task[None] | None = None
@@ -286,8 +288,8 @@ class Wal:
             await self._wait_job()
         if self._prune_job is not None:
             await self._prune_job
-        for timer in self._timers.values():
-            timer.cancel()
+        self._timers.disarm()
+        self._mark()
         self._closed = True
         self._visible.end()
         self._synced_bytes.end()
@@ -411,11 +413,19 @@ class Wal:
         if disk is None:
             return
         if self.config.sync_mode is SyncMode.PERIODIC:
-            self._arm("sync", self.config.fsync_interval_ms / 1000, self._sync_now)
+            self._timers.arm("sync", self.config.fsync_interval_ms / 1000, self._sync_now)
         if disk.pos >= self.config.max_bytes:
             self._rotate_now()
         elif self.config.max_hours is not None:
-            self._arm("rotate", self.config.max_hours * 3600, self._rotate_now)
+            self._timers.arm("rotate", self.config.max_hours * 3600, self._rotate_now)
+
+    def _mark(self) -> None:
+        """Attest what was synced last; not while the file is exchanged, which attests it all."""
+        disk, target = self._disk, self._unmarked
+        if disk is None or target is None or self._poison or self._job == "rotate":
+            return
+        if target.offset > disk.attested:
+            self._attest(disk.mark, self._next, target.offset, target.pos)
 
     def _attest(self, write: Callable[..., None], *arguments: int) -> None:
         """Write a marker, which nobody waits for."""
@@ -438,14 +448,6 @@ class Wal:
     def _rotate_now(self) -> None:
         self._rotate_wanted = True
         self._next_job()
-
-    def _arm(self, name: str, delay_s: float, then: Callable[[], None]) -> None:
-        if name not in self._timers:
-            self._timers[name] = self._loop.call_later(delay_s, self._ring, name, then)
-
-    def _ring(self, name: str, then: Callable[[], None]) -> None:
-        del self._timers[name]
-        then()
 
     async def _wait_synced(self, offset: int) -> None:
         if self._disk is None or self._synced >= offset:
@@ -492,8 +494,8 @@ class Wal:
             for waiters, refusal in target.refused:
                 fail(waiters, refusal)
             self._synced_up_to(target.offset, target.written)
-            if target.offset > disk.attested and not self._poison:
-                self._attest(disk.mark, self._next, target.offset, target.pos)
+            self._unmarked = target
+            self._timers.arm("mark", MARK_S, self._mark)
         self._job_ended()
 
     def _synced_up_to(self, offset: int, count: int) -> None:
@@ -513,9 +515,7 @@ class Wal:
         if self._job or self._poison or self._closed or disk is None:
             return
         self._rotate_wanted = False
-        timer = self._timers.pop("rotate", None)
-        if timer is not None:
-            timer.cancel()
+        self._timers.disarm("rotate")
         if disk.active.first == self._next:
             self._rotated(self._next)
             return
@@ -537,7 +537,7 @@ class Wal:
         elif error is not None:
             self._poisoned(f"rotating {disk.active.path.name} failed: {said(error)}")
         else:
-            sealed = disk.active
+            sealed, self._unmarked = disk.active, None
             disk.switch(segment, file, self._clock.wall_us())
             log.info("file_sealed", log=self.config.name, file=sealed.path.name, start=sealed.first, stop=segment.first)
             self._synced_up_to(segment.first, self._written_bytes)

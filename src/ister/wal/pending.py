@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1024 * 1024
 """About how much is encoded, kept in memory and read as one piece."""
+MARK_S = 0.01
+"""How long after a sync its marker is written, at most: one for all syncs of that time."""
 BATCH_BYTES_MAX = FRAME_BYTES_MAX
 """A batch is stored whole or not at all, so it is as bounded as a single message."""
 
