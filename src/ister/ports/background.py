@@ -1,7 +1,6 @@
-"""Threads for work that nobody waits for: they step back behind those that serve producers and consumers.
+"""Threads for work that nobody waits for: they leave one core to those that serve producers and consumers.
 
-Work given to them must hold Python's lock only for moments: a thread that has stepped back and holds it would make
-everyone wait.
+They do not run at a lower priority: a thread that holds Python's lock and does not get to run makes everyone wait.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ from functools import cache
 
 THREADS = 2
 """One reads and checks the next object while the other puts the last one. Few, because each may keep an object's memory."""
-NICENESS = 10
 
 
 @cache
 def background() -> ThreadPoolExecutor:
     """Return the threads, which the whole process shares."""
-    return ThreadPoolExecutor(THREADS, "ister-background", initializer=_step_back)
+    return ThreadPoolExecutor(THREADS, "ister-background", initializer=_leave_a_core)
 
 
-def _step_back() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+def _leave_a_core() -> None:
+    thread = threading.get_native_id()
+    cores = sorted(os.sched_getaffinity(thread))
+    if len(cores) > 1:
+        os.sched_setaffinity(thread, cores[1:])
