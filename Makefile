@@ -45,12 +45,12 @@ test-services: $(READY) ## Test against MinIO, Azurite, fake-gcs-server and etcd
 	@$(BIN)/python tests/real/run.py
 
 .PHONY: check
-check: $(READY) ## Format, lint, types, imports, unit tests: under a minute
+check: $(READY) ## Format, lint, types, imports, the quick unit tests: under a minute
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && echo "check: format and lint are clean"
 	@$(BIN)/mypy --no-error-summary && echo "check: types are clean"
 	@$(BIN)/lint-imports --no-logo >/dev/null || { $(BIN)/lint-imports; exit 1; }
 	@echo "check: imports point one way"
-	@$(BIN)/python -m pytest -q -n 2 tests/unit tests/tidy/test_tidy.py
+	@$(BIN)/python -m pytest -q -n 2 -m "not slow" tests/unit tests/tidy/test_tidy.py
 
 .PHONY: format
 format: $(READY) ## Rewrite the sources in the project's format

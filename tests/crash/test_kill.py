@@ -56,8 +56,7 @@ def test_f6_a_log_with_a_512_mib_active_file_serves_within_five_seconds_of_a_kil
             await wal.append_arrow(batch)
         stop = wal.next_offset
         wal._disk._lock.release()
-        for timer in wal._timers.values():
-            timer.cancel()
+        wal._timers.disarm()
         return stop
 
     stop = asyncio.run(fill())

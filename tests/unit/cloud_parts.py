@@ -279,8 +279,7 @@ class Parts:
 
 def crash_wal(wal):
     """Leave a log as kill -9 does."""
-    for timer in wal._timers.values():
-        timer.cancel()
+    wal._timers.disarm()
     wal._disk.abandon()
     wal._disk.worker.close()
     wal._closed = True
