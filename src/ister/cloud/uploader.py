@@ -120,6 +120,7 @@ class Uploader:
         self.uploaded = Progress(0)
         self.problem: IsterError | None = None
         self.stopped = False
+        self._settling = False
         self._log = synced_log
         self._store = store
         self._catalog = catalog
@@ -210,6 +211,15 @@ class Uploader:
         """Start the next cycle soon."""
         self._wake.set()
 
+    async def settle(self, timeout_s: float) -> None:
+        """Begin nothing more, and let what is being put come to its end: cancelling would not stop it."""
+        self._settling = True
+        try:
+            async with asyncio.timeout(timeout_s), self._cycle_lock:
+                pass
+        except TimeoutError:
+            log.warning("put_left_behind", topic=self.topic, offset=self.uploaded.value)
+
     def end(self) -> None:
         """Tell whoever waits that nothing more is uploaded."""
         self.uploaded.end()
@@ -287,7 +297,7 @@ class Uploader:
         """Upload piece by piece; while one is put, the next is read and checked."""
         ahead: asyncio.Task[Piece] | None = None
         try:
-            while self.uploaded.value < synced:
+            while self.uploaded.value < synced and not self._settling:
                 piece = await (ahead or self._prepare(self.uploaded.value, self._place, synced))
                 ahead = None
                 if piece.name.stop < synced:

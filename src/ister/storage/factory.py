@@ -307,6 +307,8 @@ class WalStorageFactory:
     # --- closing and deleting -----------------------------------------------------------------------------------------
 
     async def _stop(self, opened: _Open) -> None:
+        if opened.uploader is not None:
+            await opened.uploader.settle(self.config.drain_timeout_s)
         for task in opened.tasks:
             task.cancel()
         if opened.tasks:

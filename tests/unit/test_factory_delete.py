@@ -1,0 +1,48 @@
+"""A topic that is deleted while an object of it is being put leaves nothing behind."""
+
+import asyncio
+
+from ister.cloud import UploadOptions
+from ister.core.message import StreamMessage
+from ister.ports.metadata import MemoryMetadata
+from ister.ports.objects import FsStore
+from ister.storage.factory import TopicsConfig, WalStorageFactory
+from ister.wal import WalConfig
+
+
+class SlowStore(FsStore):
+    """A store whose puts go on when nobody waits for them any more, as those of real ones do."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+        self.under_way = []
+
+    async def put_if_absent(self, key, data):
+        self.begun.set()
+        putting = asyncio.create_task(self._put_later(key, bytes(data)))
+        self.under_way.append(putting)
+        return await asyncio.shield(putting)
+
+    async def _put_later(self, key, data):
+        await self.go.wait()
+        return await super().put_if_absent(key, data)
+
+
+def test_f20_a_put_that_is_under_way_ends_before_its_topic_is_deleted(tmp_path):
+    async def main():
+        store = SlowStore(tmp_path / "objects")
+        config = TopicsConfig(wal=WalConfig(dir=tmp_path / "wal"), upload=UploadOptions(interval_s=0.05))
+        factory = WalStorageFactory(config, store=store, metadata=MemoryMetadata())
+        storage = await factory.for_topic("/default/t")
+        await storage.append_message(StreamMessage(b"x"))
+        async with asyncio.timeout(20):
+            await store.begun.wait()
+            deleting = asyncio.create_task(factory.delete_topic("/default/t"))
+            asyncio.get_running_loop().call_later(0.05, store.go.set)
+            await deleting
+            await asyncio.gather(*store.under_way)
+        assert [info.key async for info in store.list("")] == []
+        await factory.shutdown()
+
+    asyncio.run(main())
