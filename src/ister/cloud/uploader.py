@@ -40,7 +40,7 @@ from ister.core.segment import (
     object_key,
     survey,
 )
-from ister.ports.background import background
+from ister.ports.background import in_background
 from ister.ports.progress import Progress
 
 if TYPE_CHECKING:
@@ -331,18 +331,16 @@ class Uploader:
         run, found = await self._next_run(start, hint, synced)
         data = memoryview(run.data)[: found.end]
         name = ObjectName(self._catalog.generation, start, found.next_offset)
-        loop = asyncio.get_running_loop()
-        descriptor = await loop.run_in_executor(background(), _describe, data, found, name, self._epoch)
+        descriptor = await in_background(partial(descriptor_of, data, found, name, epoch=self._epoch, etag=""))
         return Piece(data, name, descriptor, Place(run.place.seq, run.place.byte + found.end))
 
     async def _next_run(self, start: int, hint: Place | None, synced: int) -> tuple[RawRun, Survey]:
         """Read and check the next object's worth of frames; a hint that misleads is dropped, damage is told."""
-        loop = asyncio.get_running_loop()
         size = self._options.object_bytes
         while True:
             run = await self._log.read_raw(start, hint, size)
             limit = min(synced, run.limit)
-            found = await loop.run_in_executor(background(), partial(survey, run.data, start, limit=limit))
+            found = await in_background(partial(survey, run.data, start, limit=limit))
             whole = found.code == kernels.OK or (found.code == kernels.NEED_MORE and len(run.data) == size)
             if found.next_offset > start:
                 return run, found
@@ -353,7 +351,3 @@ class Uploader:
             else:
                 reason = REASONS.get(found.code, "the file ends too early")
                 raise CorruptLogError(run.file, run.place.byte + found.end, start, reason)
-
-
-def _describe(data: memoryview, found: Survey, name: ObjectName, epoch: int) -> Descriptor:
-    return descriptor_of(data, found, name, epoch=epoch, etag="")

@@ -33,6 +33,30 @@ class UnknownOutcomeError(IsterError):
 # --- ClientError ------------------------------------------------------------------------------------------------------
 
 
+class InvalidRequestError(ClientError):
+    """A request with a field that is missing, malformed or out of its bounds."""
+
+
+class NotFoundError(ClientError):
+    """What was asked for does not exist."""
+
+
+class AlreadyExistsError(ClientError):
+    """What was to be made exists, or excludes what exists."""
+
+
+class PreconditionError(ClientError):
+    """The request contradicts what is there; something else must change first."""
+
+
+class DeniedError(ClientError):
+    """The request is understood and refused."""
+
+
+class UnsupportedError(ClientError):
+    """Something that the protocol has and the broker does not offer."""
+
+
 class InvalidNameError(ClientError):
     """A topic name that is not `/namespace/topic`."""
 
@@ -149,6 +173,14 @@ class MetadataUnavailableError(BusyError):
         self.action = action
         self.cause = cause
         super().__init__(f"metadata in {store} could not {action}: {cause}; nothing was changed, try again")
+
+
+class LimitError(BusyError):
+    """A limit that was set is reached."""
+
+
+class DrainingError(BusyError):
+    """The broker is stopping, or the topic is being closed; look it up again."""
 
 
 # --- FencedError ------------------------------------------------------------------------------------------------------

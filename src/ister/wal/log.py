@@ -23,7 +23,7 @@ from ister.core.errors import (
     WriteFailedError,
 )
 from ister.core.warm import warm
-from ister.ports.background import background
+from ister.ports.background import in_background
 from ister.ports.clock import SystemClock
 from ister.ports.files import OsFiles, said
 from ister.ports.progress import Progress
@@ -324,7 +324,7 @@ class Wal:
         if found is None:
             raise OffsetOutOfRangeError(offset, self.start_offset, self._next)
         reading = partial(read_raw, self.files, *found, offset, hint, bytes_max)
-        return await self._loop.run_in_executor(background(), reading)
+        return await in_background(reading)
 
     # --- inside: writing ----------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from ister.core.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from ister.ports.background import background
+from ister.ports.background import in_background, waiting_for_disk
 from ister.ports.files import OsFiles
 from ister.ports.objects.keys import check_key, check_prefix
 from ister.ports.objects.store import ObjectInfo
@@ -74,8 +74,7 @@ class FsStore:
         Cancelling does not stop the thread that writes: the object may still appear.
         """
         self._path(key)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(background(), self._put, key, memoryview(data).cast("B"))
+        return await in_background(lambda: self._put(key, memoryview(data).cast("B")))
 
     async def read(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:  # noqa: ARG002  # a file has none
         """Return exactly the bytes [start, stop)."""
@@ -228,7 +227,8 @@ def _write(draft: Path, data: memoryview) -> None:
         at = 0
         while at < len(data):
             at += os.write(fd, data[at : at + WRITE_BYTES])
-        os.fdatasync(fd)
+        with waiting_for_disk():
+            os.fdatasync(fd)
         if os.fstat(fd).st_size != len(data):
             raise OSError(errno.EIO, "the file has another size than was written")
     finally:
