@@ -196,6 +196,9 @@ class Tiers(RuleBasedStateMachine):
         self.network = Network(random.Random(self.rng.random()))
         self.store, self.metadata = self.store.copy(self.network), self.metadata.copy(self.network)
         if how == "disk lost":
+            # What the lost machine had sent lands now or never. Landing later, it would bring back messages that the
+            # model has given up, or stop the new log's uploads as foreign: a person must choose then, not the model.
+            self.store.land(self.rng)
             self.disk = SimFiles()
         elif how == "power":
             self.disk = self.disk.unpowered(self.rng)

@@ -83,7 +83,8 @@ class SimStore:
         await self.network.answer(
             self.network.rng.choice((PutUnknownError(self.name, key, "no answer"), ObjectExistsError(self.name, key)))
         )
-        self.late.remove((key, data))
+        if (key, data) in self.late:  # it may have landed while the answer was under way
+            self.late.remove((key, data))
         return self._info(key)
 
     async def read(self, key, start, stop, *, etag=""):
