@@ -29,7 +29,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 .PHONY: run
-run: $(READY) ## See it work: produce, kill -9, recover, replay, tail, upload, prune, read it all back
+run: $(READY) ## See it work: a broker, official clients, kill -9 in the middle, a lost log; nothing lost
 	@$(BIN)/ister demo
 
 .PHONY: test
@@ -39,6 +39,10 @@ test: $(READY) ## Every test at the counts that fit in minutes
 .PHONY: test-long
 test-long: $(READY) ## Every test at the full numbers of docs/faults.md (about 40 minutes on two cores)
 	@ISTER_TEST_LONG=1 $(BIN)/python tests/run.py
+
+.PHONY: test-interop
+test-interop: $(READY) ## Only the tests of a running broker: the official client, bare gRPC, faults
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/interop
 
 .PHONY: test-services
 test-services: $(READY) ## Test against MinIO, Azurite, fake-gcs-server and etcd 3.6; builds them the first time
@@ -67,6 +71,14 @@ bench-wal: $(READY) ## Measure the log against its floors; the last line is JSON
 .PHONY: bench-cloud
 bench-cloud: $(READY) ## Measure the object tier against its floors; the last line is JSON
 	@$(BIN)/python bench/cloud.py
+
+.PHONY: bench-broker
+bench-broker: $(READY) ## Measure the broker against its floors (about ten minutes); the last line is JSON
+	@$(BIN)/python bench/broker.py
+
+.PHONY: protos
+protos: $(READY) ## Compile protos/ to src/ister/rpc and stubs/, which are committed
+	@$(BIN)/python protos/generate.py
 
 .PHONY: lock
 lock: $(READY) ## Resolve requirements.lock anew (names, versions, hashes; no addresses)

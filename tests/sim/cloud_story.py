@@ -23,6 +23,7 @@ from ister.core.message import MsgID, StreamMessage
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
 from ister.core.segment import describe, parse_key
+from ister.ports.slots import Slots
 from ister.storage.factory import TopicsConfig, WalStorageFactory
 from ister.wal import AckLevel, WalConfig
 from sim.cloud_machine import Network, SimMetadata, SimStore
@@ -118,6 +119,7 @@ class CloudStory:
         world = self.world
         world.disk.on_step = self._on_step
         world.store.network.on_step = self._on_step
+        world.disk.slots = Slots(1, idle_s=0.01) if self.seed % 3 == 2 else None
         with small_sizes(self.seed):
             run(self._live(), self.seed)
         world.disk.on_step = lambda op, path: None
@@ -241,6 +243,7 @@ def check(world: World, seed: int) -> None:
     world.store.land(rng) if rng.random() < 0.5 else None
     if rng.random() < 0.2:
         _harm_checkpoints(world.disk, rng)
+    world.disk.slots = Slots(1, idle_s=0.01) if seed % 3 == 2 else None
     with small_sizes(seed):
         run(_check(world, rng, seed), seed)
 

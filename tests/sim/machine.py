@@ -12,6 +12,7 @@ import random
 from pathlib import Path
 
 from ister.core.errors import LockedError
+from ister.ports.files import LEVELS_OWNED
 from ister.ports.pace import Pace
 
 SECTOR = 64
@@ -165,6 +166,7 @@ class SimFiles:
         self.locked: set[Path] = set()
         self.capacity: int | None = None
         self.pace = Pace()
+        self.slots = None
         self.sync_s = 0.01
         self.unreadable: set[Path] = set()
         self.on_step = lambda op, path: None  # nothing happens unless a test wants it
@@ -269,10 +271,14 @@ class SimFiles:
             raise OSError(errno.ENOTEMPTY, "Directory not empty", str(directory))
         self.directories.discard(directory)
 
-    def lock(self, directory: Path) -> SimLock:
+    def lock(self, directory: Path, within: SimLock | None = None) -> SimLock:
         self._need_directory(directory)
-        if directory in self.locked:
-            raise LockedError(str(directory), "process 1")
+        above = [] if within is not None else directory.parents[:LEVELS_OWNED]
+        for owned in (directory, *above):
+            if owned in self.locked:
+                raise LockedError(str(owned), "process 1")
+        if within is not None:
+            return SimLock(self, None)
         self.locked.add(directory)
         return SimLock(self, directory)
 
@@ -331,7 +337,7 @@ class SimWorker:
 
 
 class SimLock:
-    def __init__(self, files: SimFiles, directory: Path) -> None:
+    def __init__(self, files: SimFiles, directory: Path | None) -> None:
         self._files = files
         self._directory = directory
 

@@ -19,6 +19,7 @@ from ister.wal import directory
 from ister.wal.active import ActiveFiles
 from ister.wal.log import Wal
 from ister.wal.pending import Tick
+from ister.wal.pruning import Pruner
 from ister.wal.reader import WalReader
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ MUTANTS = [
         "refuses before the cut is on disk",
         Wal,
         "_refuse_durably",
-        "self._refused.append((waiters, error))",
-        "_fail(waiters, error)",
+        "self._waiters.refused.append((waiters, error))",
+        "fail(waiters, error)",
     ),
     Mutant("starts at offset 0 again", directory, "_rescue", "found.synced_offset, directory", "0, directory"),
     Mutant(
@@ -123,10 +124,10 @@ MUTANTS = [
     ),
     Mutant(
         "forgets messages behind a pruned file",
-        Wal,
+        Pruner,
         "prune",
-        "disk.segments[count + 1].first <= before",
-        "disk.segments[count].first <= before",
+        "segments[count + 1].first <= before",
+        "segments[count].first <= before",
     ),
     Mutant("shows a reader what is not synced yet", Wal, "visible_offset", "self._waits_for_sync", "False"),
     Mutant(
@@ -168,4 +169,16 @@ MUTANTS = [
     Mutant("skips the checksum", kernels, "scan", "frame_crc(buf, at, length) != _u32(buf, at + 12)", "False"),
     Mutant("accepts a frame of another offset", kernels, "scan", "(expected >= 0 and offset != expected)", "False"),
     Mutant("forgets that a sync on the loop failed", ActiveFiles, "sync_here", "0.0, error", "0.0, None"),
+    Mutant(
+        "closes an idle file that is not synced",
+        ActiveFiles,
+        "rest",
+        "self._file.sync()\n    if self.attested < next_offset:",
+        "if self.attested < next_offset:",
+    ),
+    Mutant(
+        "goes on writing while its file is closed", Wal, "_flush", "self._job in TAKES_FILE", 'self._job == "rotate"'
+    ),
+    Mutant("lowers the level of those who wait", Wal, "set_level", "await self.flush()", "pass"),
+    Mutant("hides what readers have seen", Wal, "visible_offset", "max(self._shown, self._synced)", "self._synced"),
 ]

@@ -19,11 +19,14 @@ from ister.core.errors import BusyError, InvalidMessageError, LogClosedError, Of
 from ister.core.message import MsgID, StreamMessage
 from ister.core.offsets import StartPosition
 from ister.ports.pace import QUICK_RUN
+from ister.ports.slots import Slots
 from ister.wal import AckLevel, Wal, WalConfig
 from sim.machine import ShortWriteError, SimClock, SimFiles, run
 
 DIRECTORY = Path("/sim/default/topic/1")
 HOUR_US = 3_600_000_000
+ACTS = ("append", "append", "append", "batch", "arrow", "sync", "rotate", "sleep", "cancel", "prune", "bad")
+UNSETTLED_ACTS = ("level", "level", "rest", "sleep", "append")
 
 
 class BrokenPromiseError(AssertionError):
@@ -37,11 +40,14 @@ class Facts:
     invoked: dict[bytes, StreamMessage] = field(default_factory=dict)
     acked: dict[int, bytes] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)
+    promised: set[int] = field(default_factory=set)
     synced: int = 0
     prunable: int = 0
 
     def copy(self) -> Facts:
-        return Facts(dict(self.invoked), dict(self.acked), set(self.refused), self.synced, self.prunable)
+        return Facts(
+            dict(self.invoked), dict(self.acked), set(self.refused), set(self.promised), self.synced, self.prunable
+        )
 
 
 @dataclass
@@ -68,8 +74,10 @@ class Story:
         self.clock = SimClock()
         self.crashes: list[Crash] = []
         self.wal: Wal | None = None
+        self.seen = 0
         self.count = 0
         self.power_crashes = 1
+        self.unsettled = seed % 3 == 2
         self.fault = self.rng.choice(("none", "none", "short", "full", "sync", "clock", "closing"))
         self.fault_at = self.rng.randint(1, 40)
         self.acts = 0
@@ -97,6 +105,8 @@ class Story:
             self.disk.sync_s = 0.0001  # quick enough to be waited for on the loop, from the first one on
             for _ in range(QUICK_RUN):
                 self.disk.pace.took(None, -1.0, self.disk.sync_s)
+        if self.unsettled:
+            self.disk.slots = Slots(1, idle_s=self.rng.choice((0.0005, 0.005, 1.0)))
         run(self._live(), self.seed)
         self.disk.on_step = lambda op, path: None
         return self.crashes
@@ -119,9 +129,7 @@ class Story:
 
     async def _produce(self, wal: Wal) -> None:
         for _ in range(self.rng.randint(2, 7)):
-            act = self.rng.choice(
-                ("append", "append", "append", "batch", "arrow", "sync", "rotate", "sleep", "cancel", "prune", "bad")
-            )
+            act = self.rng.choice(ACTS + UNSETTLED_ACTS if self.unsettled else ACTS)
             try:
                 await getattr(self, f"_{act}")(wal)
             except BusyError:
@@ -134,12 +142,13 @@ class Story:
     async def _append(self, wal: Wal) -> None:
         async def one() -> None:
             message = self._message()
+            durable = wal.config.ack_level >= AckLevel.FSYNC
             try:
                 offset = await wal.append(message)
             except BusyError:
                 self.facts.refused.add(message.payload)
                 raise
-            self._acked(offset, message)
+            self._acked(offset, message, durable)
 
         results = await asyncio.gather(*(one() for _ in range(self.rng.randint(1, 4))), return_exceptions=True)
         for result in results:
@@ -148,7 +157,7 @@ class Story:
 
     async def _batch(self, wal: Wal) -> None:
         messages = [self._message() for _ in range(self.rng.randint(0, 6))]
-        await self._store(messages, wal.append_batch(messages))
+        await self._store(wal, messages, wal.append_batch(messages))
 
     async def _arrow(self, wal: Wal) -> None:
         messages = [self._message() for _ in range(self.rng.randint(0, 6))]
@@ -162,9 +171,10 @@ class Story:
             ],
             ["payload", "request_id", "routing_key", "producer_name", "attributes"],
         )
-        await self._store(messages, wal.append_arrow(batch))
+        await self._store(wal, messages, wal.append_arrow(batch))
 
-    async def _store(self, messages, storing) -> None:
+    async def _store(self, wal: Wal, messages, storing) -> None:
+        durable = wal.config.ack_level >= AckLevel.FSYNC
         try:
             offsets = await storing
         except BusyError:
@@ -173,7 +183,19 @@ class Story:
         if len(offsets) != len(messages):
             raise BrokenPromiseError(f"{len(messages)} messages got offsets {offsets}")
         for offset, message in zip(offsets, messages, strict=True):
-            self._acked(offset, message)
+            self._acked(offset, message, durable)
+
+    async def _level(self, wal: Wal) -> None:
+        appending = asyncio.ensure_future(self._append(wal))
+        for _ in range(self.rng.randint(0, 3)):
+            await asyncio.sleep(0)
+        setting = wal.set_level(self.rng.choice((AckLevel.WAL, AckLevel.FSYNC)))
+        for result in await asyncio.gather(setting, appending, return_exceptions=True):
+            if result is not None:
+                raise result
+
+    async def _rest(self, wal: Wal) -> None:
+        wal.rest()
 
     async def _sync(self, wal: Wal) -> None:
         stop = wal.next_offset
@@ -222,7 +244,8 @@ class Story:
                 continue
             if message.offset != expected:
                 raise BrokenPromiseError(f"a reader expected {expected} and got {message.offset}")
-            self._acked(message.offset, message)
+            # While the level changes, a reader may have seen a message before the level was raised.
+            self._acked(message.offset, message, not self.unsettled and wal.config.ack_level >= AckLevel.FSYNC)
             expected += 1
 
     # --- history ------------------------------------------------------------------------------------------------------
@@ -242,7 +265,9 @@ class Story:
         self.facts.invoked[payload] = message
         return message
 
-    def _acked(self, offset: int, message: StreamMessage) -> None:
+    def _acked(self, offset: int, message: StreamMessage, durable: bool) -> None:
+        if durable:
+            self.facts.promised.add(offset)
         before = self.facts.acked.setdefault(offset, message.payload)
         if before != message.payload:
             raise BrokenPromiseError(f"offset {offset} was given twice")
@@ -251,6 +276,9 @@ class Story:
     def _note(self) -> None:
         if self.wal is not None:
             self.facts.synced = max(self.facts.synced, self.wal.synced_offset)
+            if self.wal.visible_offset < self.seen:
+                raise BrokenPromiseError(f"readers saw what is below {self.seen}, and now {self.wal.visible_offset}")
+            self.seen = self.wal.visible_offset
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -322,6 +350,7 @@ async def _check(crash: Crash, config: WalConfig, again: list[Crash]) -> None:
             again.append(Crash(f"{crash.how}, then kill before {op}", crash.step, crash.disk.killed(), facts.copy()))
 
     crash.disk.on_step = collect
+    crash.disk.slots = rng.choice((None, Slots(1, idle_s=0.001)))
     wal = await Wal.with_config(config, files=crash.disk, clock=SimClock(1))
     found: dict[int, StreamMessage] = {}
     reader = wal.create_reader(StartPosition.offset(wal.start_offset))
@@ -347,9 +376,9 @@ async def _check(crash: Crash, config: WalConfig, again: list[Crash]) -> None:
         seen.add(message.payload)
         if message._replace(append_time_us=0, msg_id=message.msg_id._replace(topic_offset=0)) != sent:
             raise BrokenPromiseError(f"offset {offset} came back changed: {message} was {sent}")
-    survives = config.ack_level >= AckLevel.FSYNC or "power" not in crash.how
+    survives = "power" not in crash.how
     for offset, payload in facts.acked.items():
-        if offset < wal.start_offset or not (survives or offset < facts.synced):
+        if offset < wal.start_offset or not (survives or offset in facts.promised or offset < facts.synced):
             # Pruned, or within the loss window of level wal, where power loss may also give the offset to a message that
             # was written before, cut off for lack of space, and never answered.
             continue
@@ -361,6 +390,7 @@ async def _check(crash: Crash, config: WalConfig, again: list[Crash]) -> None:
         raise BrokenPromiseError(f"the log ends at {stop}, synced was {facts.synced}")
     # What was served is a promise from now on; what was in flight and is not there is gone for good.
     facts.acked = {offset: message.payload for offset, message in found.items()}
+    facts.promised = set(found)
     facts.refused |= {payload for payload in facts.invoked if payload not in seen}
     facts.synced = stop
     collect("the next message", None)
@@ -372,6 +402,8 @@ async def _check(crash: Crash, config: WalConfig, again: list[Crash]) -> None:
     if back.payload != extra.payload or back.append_time_us < last_time:
         raise BrokenPromiseError(f"the next message cannot be read, or its time goes back: {back}")
     facts.acked[stop] = extra.payload
+    if config.ack_level >= AckLevel.FSYNC:
+        facts.promised.add(stop)
     facts.synced = max(facts.synced, wal.synced_offset)
     collect("closing", None)
     await wal.close()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sim.cloud_mutants import CLOUD_MUTANTS
+from sim.dispatch_mutants import DISPATCH_MUTANTS
 from sim.mutants import MUTANTS
 from sim.story import Story, check
 
@@ -37,4 +38,4 @@ def test_f42_the_docs_list_every_planted_bug():
     listed = re.findall(
         r"^\d+\. (.+)$", (Path(__file__).parent.parent.parent / "docs" / "faults.md").read_text(), re.MULTILINE
     )
-    assert listed == [mutant.name for mutant in [*MUTANTS, *CLOUD_MUTANTS]]
+    assert listed == [mutant.name for mutant in [*MUTANTS, *CLOUD_MUTANTS, *DISPATCH_MUTANTS]]

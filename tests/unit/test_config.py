@@ -441,7 +441,11 @@ def test_a_program_that_builds_a_section_is_checked_too():
     ("path", "typo", "hint"),
     [
         ("", "wal_clud: {}", "did you mean wal_cloud?"),
-        ("", "broker: {}", "known here: wal_cloud"),
+        ("", "raft: {}", "known here: cluster_name, broker_host, "),
+        ("", "storage: {}", "the log, objects and metadata are set under wal_cloud"),
+        ("broker", "host: x", "write broker_host at the top of the file"),
+        ("auth", "jwt: {}", "tokens come in a later release"),
+        ("wal_cloud", "admin_port: 1", "it belongs to the top of the file"),
         ("wal_cloud", "uploaded: {}", "did you mean uploader?"),
         ("wal_cloud.wal", "cache_capcity: 1", "did you mean cache_capacity?"),
         ("wal_cloud.wal", "Dir: x", "did you mean dir?"),

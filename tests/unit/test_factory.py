@@ -1,9 +1,12 @@
 """Every topic's storage from one factory: made, found again after a restart, deleted, and none in another's way."""
 
 import asyncio
+import os
+import subprocess
+import sys
 
 import pytest
-from cloud_parts import StepClock, TroubledMetadata, TroubledStore, check, crash_wal, messages, read_on, run
+from cloud_parts import StepClock, TroubledMetadata, TroubledStore, check, crash_wal, messages, read_on, run, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +24,7 @@ from ister.core.offsets import StartPosition
 from ister.ports.metadata import MemoryMetadata
 from ister.ports.objects import FsStore
 from ister.storage.factory import TopicsConfig, WalStorageFactory
-from ister.wal import WalConfig
+from ister.wal import Wal, WalConfig
 
 T = TopicName("default", "t")
 DOWN = StoreUnavailableError("fs", "list", "no route")
@@ -79,6 +82,7 @@ async def crash(factory):
             task.cancel()
         await asyncio.wait(opened.tasks)
         crash_wal(opened.storage.wal)
+    await factory._root.disown()
 
 
 # --- topics -----------------------------------------------------------------------------------------------------------
@@ -198,6 +202,80 @@ def test_f17_a_factory_that_does_not_own_a_topic_cannot_delete_it(tmp_path):
         await again.shutdown()
 
     run(story())
+
+
+def test_f17_a_log_that_a_factory_owns_cannot_be_opened_by_itself_nor_the_other_way_round(tmp_path):
+    async def story():
+        world = World(tmp_path)
+        await world.fill()
+        factory = world.factory()
+        storage = await factory.for_topic(T)
+        alone = WalConfig(dir=world.log_directory())
+        for _ in range(2):
+            with pytest.raises(LockedError, match=f"directory {tmp_path / 'wal'} is owned by process {os.getpid()}"):
+                await Wal.with_config(alone)
+            storage.wal.rest()
+            await until(lambda: storage.wal._disk.resting)
+        assert await storage.append_messages(messages(10, 11)) == range(10, 11)
+        await factory.shutdown()
+        wal = await Wal.with_config(alone)
+        factory = world.factory()
+        assert await factory.start() == []
+        assert isinstance(factory.problems[T], LockedError)
+        with pytest.raises(LockedError):
+            await factory.delete_topic(T)
+        assert len(world.object_files()) == 3
+        other = await factory.for_topic("/default/other")
+        await other.append_messages(messages(0, 1))
+        await wal.close()
+        await read(await factory.for_topic(T), 0, 11)
+        await factory.shutdown()
+
+    run(story())
+
+
+HOLDS = """
+import asyncio, sys
+from pathlib import Path
+from ister.ports.metadata import MemoryMetadata
+from ister.ports.objects import FsStore
+from ister.storage.factory import TopicsConfig, WalStorageFactory
+from ister.wal import Wal, WalConfig
+
+async def main(directory):
+    factory = WalStorageFactory(
+        TopicsConfig(wal=WalConfig(dir=directory / "wal")), store=FsStore(directory / "objects"), metadata=MemoryMetadata()
+    )
+    await factory.for_topic("/default/t")
+    print("open", flush=True)
+    sys.stdin.read()
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def test_f17_a_killed_process_lets_go_of_all_its_topics_and_no_earlier(tmp_path):
+    world = World(tmp_path)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    async def story(refused):
+        factory = world.factory()
+        if refused:
+            with pytest.raises(LockedError, match=f"owned by process {holder.pid}"):
+                await factory.for_topic(T)
+        else:
+            await (await factory.for_topic(T)).append_messages(messages(0, 1))
+        await factory.shutdown()
+
+    try:
+        assert holder.stdout.readline() == "open\n"
+        run(story(refused=True))
+    finally:
+        holder.kill()
+        holder.communicate()
+    run(story(refused=False))
 
 
 # --- deletion ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ister.core.errors import (
     WatchCompactedError,
 )
 from ister.ports.metadata import Change, Entry, SqliteMetadata
+from ister.ports.metadata.sqlite import TOGETHER_MAX
 from ister.ports.metadata.sqlite_file import HistoryBounds
 from services.metadata_contract import run, take
 
@@ -370,5 +372,35 @@ def test_f37_a_put_whose_caller_gave_up_is_seen_by_watches_or_did_not_happen(pat
             seen.append((await anext(watch)).key)
         assert sorted(seen) == [entry.key for entry in await store.list("/")]
         await store.close()
+
+    run(main())
+
+
+def test_changes_that_wait_at_the_same_time_share_a_sync_and_are_made_in_order(path):
+    async def main():
+        store = await SqliteMetadata.open(path)
+        commits = []
+        store._file._connection.set_trace_callback(lambda text: commits.append(text) if text == "COMMIT" else None)
+        held = threading.Event()
+        store._thread.submit(held.wait)
+        many = 2 * TOGETHER_MAX + 10
+        puts = [asyncio.create_task(store.put(f"/{n:04}", b"%d" % n)) for n in range(many)]
+        taken = asyncio.create_task(store.cas("/0000", b"late", version=0))
+        mine = asyncio.create_task(store.cas("/0001", b"mine", version=2))
+        given_up = asyncio.create_task(store.put("/given-up", b""))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.sleep(0)
+        held.set()
+        assert [await put for put in puts] == list(range(1, many + 1))
+        assert (await taken, await mine) == (None, many + 1)
+        assert len(commits) == 3
+        entries = await store.list("/")
+        assert len(entries) == many
+        assert entries[1] == Entry("/0001", b"mine", many + 1)
+        await store.close()
+        again = await SqliteMetadata.open(path)
+        assert await again.list("/") == entries
+        await again.close()
 
     run(main())

@@ -1,6 +1,8 @@
 """What a damaged file, a full disk and a failed sync do to SQLite metadata."""
 
+import asyncio
 import sqlite3
+import threading
 from contextlib import closing
 
 import pytest
@@ -98,7 +100,8 @@ def test_f10_a_full_disk_refuses_keeps_reading_and_resumes(path):
     run(main())
 
 
-def test_f8_after_a_failed_sync_the_outcome_is_unknown_and_nothing_more_is_written(path):
+@pytest.mark.parametrize("together", [1, 20])
+def test_f8_after_a_failed_sync_the_outcome_is_unknown_and_nothing_more_is_written(path, together):
     class Failing:
         def __init__(self, connection):
             self.connection = connection
@@ -118,12 +121,40 @@ def test_f8_after_a_failed_sync_the_outcome_is_unknown_and_nothing_more_is_writt
         await store.put("/a", b"1")
         good = store._file._connection
         store._file._connection = Failing(good)
-        with pytest.raises(MetadataUnknownError, match="disk I/O error"):
-            await store.put("/a", b"2")
+        outcomes = await asyncio.gather(*(store.put(f"/{n}", b"2") for n in range(together)), return_exceptions=True)
+        unknown = [outcome for outcome in outcomes if isinstance(outcome, MetadataUnknownError)]
+        assert len(unknown) >= min(2, together), "the first turn takes one or all, the next the rest"
+        assert "disk I/O error" in str(unknown[0])
+        assert all(isinstance(outcome, (MetadataUnknownError, MetadataUnavailableError)) for outcome in outcomes)
         store._file._connection = good
         with pytest.raises(MetadataUnavailableError, match="open it again"):
             await store.put("/a", b"3")
+        assert [entry.key for entry in await store.list("/")] == ["/a"]
         assert (await store.get("/a")).value == b"1"
+        await store.close()
+
+    run(main())
+
+
+def test_a_change_that_fails_takes_none_of_those_with_it_that_shared_its_sync(path):
+    def bad(connection):
+        connection.execute("INSERT INTO keys VALUES (x'00', 1, NULL)")
+        raise sqlite3.OperationalError("made up")
+
+    async def main():
+        store = await SqliteMetadata.open(path)
+        held = threading.Event()
+        store._thread.submit(held.wait)  # so that all of them wait together
+        good = [asyncio.create_task(store.put(f"/{n}", b"")) for n in range(5)]
+        failing = asyncio.create_task(store._change("do what cannot be done", bad))
+        good += [asyncio.create_task(store.put(f"/{n}", b"")) for n in range(5, 10)]
+        await asyncio.sleep(0)
+        held.set()
+        with pytest.raises(MetadataUnavailableError, match="could not do what cannot be done: made up"):
+            await failing
+        assert [await put for put in good] == list(range(1, 11))
+        assert [entry.key for entry in await store.list("/")] == [f"/{n}" for n in range(10)]
+        assert store._file._connection.execute("SELECT count(*) FROM keys").fetchone() == (10,)
         await store.close()
 
     run(main())

@@ -127,7 +127,24 @@ def test_a_link_out_of_the_directory_is_no_object(tmp_path):
     (tmp_path / "o" / "b").symlink_to(tmp_path / "secret")
     (tmp_path / "o" / "c").symlink_to(tmp_path)
     assert asyncio.run(keys(store)) == ["a"]
+    assert asyncio.run(keys(store, "c/")) == []
     assert asyncio.run(store.stat("b")) is None
+
+
+def test_a_listing_looks_only_where_its_prefix_leads(tmp_path, monkeypatch):
+    async def fill():
+        for name in ("a/b/1", "a/b/2", "a/bb/1", "a/c/1", "b/b/1"):
+            await store.put_if_absent(name, b"1")
+
+    store = FsStore(tmp_path / "o")
+    asyncio.run(fill())
+    looked = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (looked.append(path.relative_to(tmp_path / "o")), scandir(path))[1])
+    for prefix, found in (("a/b/", ["a/b/1", "a/b/2"]), ("a/b/2", ["a/b/2"]), ("a/x/", []), ("a/b/1/", [])):
+        assert asyncio.run(keys(store, prefix)) == found
+    assert set(map(str, looked)) == {"a/b"}
+    assert asyncio.run(keys(store, "a/b")) == ["a/b/1", "a/b/2", "a/bb/1"]
 
 
 PUTS = """

@@ -2,9 +2,11 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -111,6 +113,71 @@ def test_f17_a_directory_has_one_owner_and_the_next_is_told_who(place):
         files.lock(directory)
     lock.release()
     files.lock(directory).release()
+
+
+def test_f17_whoever_owns_a_directory_owns_what_is_below_it(place):
+    files, root = place
+    log = root / "namespace" / "topic" / "1"
+    files.make_directory(log)
+    lock = files.lock(root)
+    with pytest.raises(LockedError, match=f"directory {root} is owned by process"):
+        files.lock(log)
+    files.lock(log, lock).release()
+    with pytest.raises(LockedError, match="owned by process"):
+        files.lock(log)
+    lock.release()
+    files.lock(log).release()
+
+
+def test_f17_whoever_owns_a_directory_does_not_own_what_another_had_before(place):
+    files, root = place
+    log = root / "namespace" / "topic" / "1"
+    files.make_directory(log)
+    own = files.lock(log)
+    lock = files.lock(root)
+    with pytest.raises(LockedError, match=f"directory {log} is owned by process"):
+        files.lock(log, lock)
+    own.release()
+    files.lock(log, lock).release()
+    lock.release()
+
+
+def test_who_looks_whether_a_directory_is_owned_keeps_nobody_out(tmp_path):
+    files = OsFiles()
+    log = tmp_path / "namespace" / "topic" / "1"
+    files.make_directory(log)
+    files.lock(tmp_path).release()
+    looking = os.open(tmp_path / "LOCK", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    files.lock(log).release()
+    timer = threading.Timer(0.003, os.close, (looking,))
+    timer.start()
+    files.lock(tmp_path).release()
+    timer.join()
+
+
+def test_a_directory_is_durable_in_its_parents_each_synced_once(tmp_path):
+    class Counting(OsFiles):
+        synced = []  # noqa: RUF012  # one story
+
+        def sync_directory(self, directory):
+            self.synced.append(directory)
+            super().sync_directory(directory)
+
+    files = Counting()
+    for topic in ("a", "b"):
+        files.make_directory(tmp_path / "root" / topic)
+    root = tmp_path / "root"
+    assert Counting.synced.count(root) == 2
+    assert Counting.synced.count(tmp_path) == 1
+    Counting.synced.clear()
+    files.make_directory(root / "a")
+    assert Counting.synced == []
+    (root / "a").rmdir()
+    (root / "b").rmdir()
+    root.rmdir()
+    files.make_directory(root / "a")
+    assert Counting.synced == [root, tmp_path], "what was made again is synced again"
 
 
 def test_a_closed_file_takes_nothing(place):

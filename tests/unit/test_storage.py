@@ -322,3 +322,23 @@ def test_sealing_waits_for_the_size_and_starts_one_file_however_many_ask(tmp_pat
         assert len(list((tmp_path / "log").glob("*.log"))) == 2
 
     run(story())
+
+
+@every_storage
+def test_cursors_are_moved_by_hand_and_saved_together(make, tmp_path):
+    async def story():
+        storage = await make(tmp_path)
+        await storage.append_messages(numbered(0, 8))
+        await storage.flush()
+        assert await storage.reset_cursor("a", 6) == 6
+        assert await storage.reset_cursor("a", 2) == 2
+        assert await storage.ack_checkpoint("b", 1) == 1
+        for wrong in (-1, 9):
+            with pytest.raises(OffsetOutOfRangeError):
+                await storage.reset_cursor("a", wrong)
+        assert await storage.save_cursors({"a": 1, "b": 7, "never": 3}) == {"a": 2, "b": 7}
+        assert await storage.save_cursors({"a": 99}) == {"a": 8}
+        assert await storage.cursors() == {"a": 8, "b": 7}
+        await storage.close()
+
+    run(story())

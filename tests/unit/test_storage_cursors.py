@@ -1,11 +1,12 @@
 import asyncio
 import errno
+import random
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 
-from ister.core.errors import DiskFullError, LogClosedError, PoisonedError, SyncFailedError
+from ister.core.errors import DiskFullError, LogClosedError, OffsetOutOfRangeError, PoisonedError, SyncFailedError
 from ister.core.message import StreamMessage
 from ister.storage import CorruptCursorsError, CursorsNotSavedError, WalStorage
 from ister.storage.cursors import CURSORS_NAME, dump_cursors, load_cursors
@@ -375,3 +376,143 @@ def test_f17_closing_waits_for_cursors_that_are_just_being_read():
 
     for moments in range(20):
         run(story(moments), seed=moments)
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+def test_d5_cursors_saved_together_are_cut_back_to_what_is_synced_and_force_no_sync():
+    async def story():
+        files = SimFiles()
+        storage = await with_messages(files, 10)
+        for name in ("a", "b", "c"):
+            await storage.ack_checkpoint(name, 0)
+        await storage.flush()
+        await storage.append_messages([StreamMessage(b"m")] * 5)
+        steps = steps_of(files)
+        saved = await storage.save_cursors({"a": 4, "b": 15, "c": 10**6})
+        assert saved == {"a": 4, "b": 10, "c": 10} == on_disk(files) == await storage.cursors()
+        assert storage.wal.synced_offset == 10
+        assert [step for step in steps if step[0] == "sync"] == [("sync", DRAFT.name)]
+        assert [step for step in steps if step[0] == "rename"] == [("rename", DRAFT.name)], "one file replaced for all"
+        await storage.flush()
+        assert await storage.save_cursors({"b": 15}) == {"b": 15}
+        assert on_disk(files) == {"a": 4, "b": 15, "c": 10}
+
+    run(story())
+
+
+def test_saving_what_is_saved_touches_nothing():
+    async def story():
+        files = SimFiles()
+        storage = await with_messages(files, 10)
+        await storage.ack_checkpoint("a", 5)
+        steps = steps_of(files)
+        loop = asyncio.get_running_loop()
+        threads = []
+        loop.run_in_executor = lambda *work: threads.append(work)
+        for wanted in ({}, {"a": 5}, {"a": 3}):
+            assert await storage.save_cursors(wanted) == dict.fromkeys(wanted, 5)
+        assert (steps, threads) == ([], [])
+        del loop.run_in_executor
+
+    run(story())
+
+
+def test_a_subscription_that_was_forgotten_is_not_made_again_by_a_late_save():
+    async def story():
+        files = SimFiles()
+        storage = await with_messages(files, 10)
+        await storage.ack_checkpoint("a", 5)
+        await storage.ack_checkpoint("b", 5)
+        await storage.forget_cursor("a")
+        assert await storage.save_cursors({"a": 8, "b": 8}) == {"b": 8}
+        assert await storage.cursors() == {"b": 8} == on_disk(files)
+
+    run(story())
+
+
+def test_cursors_that_cannot_be_saved_are_told_and_the_next_save_has_them():
+    async def story():
+        files = SimFiles()
+        storage = await with_messages(files, 10)
+        await storage.ack_checkpoint("a", 5)
+
+        def fail(op, path):
+            if path == DRAFT:
+                raise OSError(errno.EIO, "Input/output error")
+
+        files.on_step = fail
+        with pytest.raises(CursorsNotSavedError):
+            await storage.save_cursors({"a": 8})
+        assert await storage.cursors() == {"a": 5}, "retention counts what is on disk"
+        files.on_step = lambda op, path: None
+        assert await storage.save_cursors({"a": 8}) == {"a": 8} == on_disk(files)
+
+    run(story())
+
+
+def test_a_closed_storage_saves_and_moves_no_cursor():
+    async def story():
+        storage = await with_messages(SimFiles(), 10)
+        await storage.ack_checkpoint("a", 5)
+        await storage.close()
+        for act in (storage.save_cursors({"a": 6}), storage.reset_cursor("a", 3)):
+            with pytest.raises(LogClosedError):
+                await act
+
+    run(story())
+
+
+# --- moved by hand ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [0, 3, 7, 9, 10])
+def test_a_cursor_is_put_anywhere_and_stays_there_after_a_power_loss(at):
+    async def story():
+        files = SimFiles()
+        storage = await with_messages(files, 10)
+        await storage.ack_checkpoint("s", 7)
+        assert await storage.reset_cursor("s", at) == at
+        assert await storage.cursors() == {"s": at} == on_disk(files)
+        for seed in range(20):
+            again = await opened(files.unpowered(random.Random(seed)))
+            assert await again.cursors() == {"s": at}
+        assert await storage.ack_checkpoint("s", 10) == 10
+
+    run(story())
+
+
+def test_d5_a_cursor_is_put_only_where_messages_are_and_only_once_they_are_synced():
+    async def story():
+        files = SimFiles()
+        storage = await with_messages(files, 10)
+        await storage.wal.rotate()
+        await storage.prune(10)
+        await storage.append_messages([StreamMessage(b"m")] * 5)
+        for wrong in (-1, 9, 16):
+            with pytest.raises(OffsetOutOfRangeError):
+                await storage.reset_cursor("s", wrong)
+        assert await storage.cursors() == {}
+        assert storage.wal.synced_offset == 10
+        assert await storage.reset_cursor("s", 15) == 15
+        assert storage.wal.synced_offset == 15
+
+    run(story())
+
+
+def test_i5_retention_waits_for_a_cursor_from_the_moment_it_is_put_back():
+    async def story():
+        storage = await with_messages(SimFiles(), 10)
+        await storage.ack_checkpoint("s", 10)
+        putting = asyncio.ensure_future(storage.reset_cursor("s", 2))
+        await asyncio.sleep(0)
+        assert not putting.done()
+        assert (await storage.cursors())["s"] == 2
+        assert await putting == 2
+        forward = asyncio.ensure_future(storage.reset_cursor("s", 9))
+        await asyncio.sleep(0)
+        assert (await storage.cursors())["s"] == 2, "what is not saved yet holds back"
+        assert await forward == 9
+
+    run(story())

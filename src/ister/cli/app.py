@@ -2,35 +2,35 @@
 
 import io
 import sys
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ister import __version__
+from ister.cli.app_broker import add_broker_commands
 from ister.cli.display import say
 from ister.cli.exits import EXIT_CODES, leave_with, reporting
 from ister.cli.logs import show_everything, show_warnings
+from ister.cli.options import ConfigOption, DataDirOption, Output, OutputOption, TopicArgument
 
 app = typer.Typer(
     name="ister",
-    help="Ister: durable topics, in a log and in objects. Start with [bold]ister demo[/bold].",
+    help="Ister: a broker with durable topics, for Danube's clients. Start with [bold]ister demo[/bold].",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+add_broker_commands(app)
 wal = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
-app.add_typer(
-    wal, name="wal", help="Look into a log's files. Reads only; safe while the log is in use.", epilog=EXIT_CODES
-)
+app.add_typer(wal, name="wal", help="Look into a log's files; safe while it is in use.", epilog=EXIT_CODES)
 config = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(
     config,
     name="config",
-    help="Write, check and show a configuration file. Secrets are never shown.",
+    help="Write, check and show a configuration, but no secrets.",
     epilog=EXIT_CODES,
 )
 objects = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
@@ -40,23 +40,6 @@ app.add_typer(
     help="Check objects, or get lost metadata back from them.",
     epilog=EXIT_CODES,
 )
-
-
-class Output(Enum):
-    """For whom the result is."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="A table for people, or JSON for programs.")]
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The configuration.", show_default="none")
-]
-DataDirOption = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Data directory.", show_default="./danube-data")
-]
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, like /default/orders.")]
 
 
 def main() -> None:
@@ -90,13 +73,16 @@ def _options(
 @app.command("demo", epilog=EXIT_CODES)
 def _demo(
     *,
-    messages: Annotated[int, typer.Option(min=100, max=10_000_000, help="How many messages to store.")] = 200_000,
+    messages: Annotated[int, typer.Option(min=100, max=1_000_000, help="How many messages to send.")] = 2_000,
     directory: Annotated[
         Path | None,
         typer.Option("--dir", help="Keep everything in this new or empty directory.", show_default="temporary"),
     ] = None,
 ) -> None:
-    """See it work: produce, kill -9, recover, replay, tail, upload, prune, read it all back."""
+    """See it work: nothing is lost.
+
+    A broker, official clients, kill -9 in the middle of it, and in the end a lost log.
+    """
     from ister.cli.demo import run_demo  # noqa: PLC0415  # the log takes a second to import; --help must not wait
 
     with reporting():
@@ -199,30 +185,6 @@ def _config_show(
             show_json(loaded)
         else:
             show_table(loaded)
-
-
-@app.command("topics", epilog=EXIT_CODES)
-def _topics(
-    *,
-    file: ConfigOption = None,
-    data_dir: DataDirOption = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """List the topics.
-
-    Reads only; safe beside a running broker.
-
-    Example: ister topics --data-dir /var/lib/ister
-    """
-    from ister.cli.config_show import load_or_refuse  # noqa: PLC0415  # see demo
-    from ister.cli.topics import list_topics, show_json, show_table  # noqa: PLC0415  # see demo
-
-    with reporting():
-        lines = list_topics(load_or_refuse(file, data_dir).config)
-        if output is Output.JSON:
-            show_json(lines)
-        else:
-            show_table(lines)
 
 
 @app.command("tiers", epilog=EXIT_CODES)

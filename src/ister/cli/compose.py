@@ -91,6 +91,8 @@ def topics_config(config: Config) -> TopicsConfig:
             check_interval_minutes=retention.check_interval_minutes,
         ),
         root_prefix=uploader.root_prefix,
+        cloud_timeout_s=config.policies.ack_timeout_ms / 1000,
+        drain_timeout_s=config.broker.drain_timeout_ms / 1000,
     )
 
 

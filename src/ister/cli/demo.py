@@ -1,75 +1,48 @@
-"""Show that promises are kept: produce, kill -9, recover, replay, tail, upload, prune, and read across both tiers.
+"""Show that promises are kept: a broker, official clients, kill -9 in the middle, and in the end a lost log.
 
-The writer is killed while it writes and uploads. Every message that it had an answer for must be there afterwards, byte
-for byte, at its offset, once. More may be there: written, and killed before the answer was given.
+The clients are written as if nothing could go wrong. Every message that had an answer must reach every subscription,
+byte for byte, at one offset, in order, through all of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import select
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ister.cli.demo_messages import ACKNOWLEDGED, append_all, check_messages
-from ister.cli.demo_reading import SILENCE_S, PayloadSum, bar, rate, read_span
-from ister.cli.demo_tiers import ReadAcross, carry_and_read_across
-from ister.cli.demo_topic import TOPIC, log_directory, object_files, open_topic
-from ister.cli.display import bars, many, megabytes, say
-from ister.cli.exits import CheckFailedError, InputError, error_of
-from ister.cli.verify import Report, verify_with_bar
-from ister.core.offsets import StartPosition
-from ister.core.recover import Verdict
+from rich.table import Table
+
+from ister.cli.demo_broker import DemoBroker
+from ister.cli.demo_clients import TOPIC, Reading, connected, produce, until
+from ister.cli.demo_history import SHOPS, History, Subscription, check_replay
+from ister.cli.display import bars, many, megabytes, say, tables
+from ister.cli.exits import CheckFailedError, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable
 
-    from ister.storage.wal_storage import WalStorage
+    from rich.progress import Progress
 
 
 def run_demo(directory: Path | None, total: int) -> None:
     """Run the demo in a directory that is kept, or in a temporary one."""
     if directory is not None:
         _refuse_used(directory)
-        _say_next(directory, _run_in(directory, total))
+        asyncio.run(_run_in(directory, total))
+        _say_next(directory)
         return
     with tempfile.TemporaryDirectory(prefix="ister-demo-") as temporary:
-        _run_in(Path(temporary) / "data", total)
-    say(
-        f"It was all in a temporary directory and is gone. To keep it and look into it: {_ister()} demo --dir demo-data"
-    )
-
-
-def _run_in(directory: Path, total: int) -> Report:
-    with bar("producing", total // 2) as advance:
-        produced = _produce_and_kill(directory, total // 2, advance)
-    say(
-        f"Produce  a process appended messages and got an answer for {produced.acknowledged:,} of them "
-        f"({rate(produced.acknowledged, produced.seconds)}); then kill -9, while it was writing."
-    )
-    read = asyncio.run(_recover_and_go_on(directory, total, produced.acknowledged))
-    report = verify_with_bar(log_directory(directory), "wal.log")
-    _check_report(report, range(read.from_objects, read.total))
-    files = report.present
-    say(
-        f"Verify   the log has {many(len(files), 'file')}, {megabytes(sum(file.size for file in files))}: "
-        f"every byte checked, offsets [{read.from_objects}, {read.total}) without a hole."
-    )
-    say()
-    say("Every acknowledged message survived kill -9: none lost, none repeated, none changed.")
-    say(
-        f"One reader got all {read.total:,} in order: {read.from_objects:,} from objects, {read.from_log:,} from the log, "
-        f"{read.live} live."
-    )
-    return report
+        asyncio.run(_run_in(Path(temporary), total))
+    say("It was all in a temporary directory and is gone. Try next:")
+    say(f"  {_ister()} serve                       # a broker of your own, in ./danube-data")
+    say(f"  {_ister()} produce /default/hello -m 'Hello, Danube'")
+    say(f"  {_ister()} consume /default/hello --from earliest")
+    say(f"  {_ister()} demo --dir demo-data        # the same again, kept to look into")
 
 
 def _refuse_used(directory: Path) -> None:
@@ -86,147 +59,141 @@ def _ister() -> str:
     return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
 
 
-def _say_next(directory: Path, report: Report) -> None:
-    fullest = max(report.present, key=lambda file: file.messages)
-    log, place = log_directory(directory), shlex.quote(str(directory))
-    say(f"It is all in {directory}: log, {many(len(object_files(directory)), 'object')} and metadata. Try next:")
+def _say_next(directory: Path) -> None:
+    place = shlex.quote(str(directory / "data"))
+    say(f"It is all in {directory}: objects, log, metadata, and what the broker said. Try next:")
     say(f"  {_ister()} tiers {TOPIC} --data-dir {place}")
     say(f"  {_ister()} objects verify {TOPIC} --data-dir {place}")
-    say(f"  {_ister()} wal verify {shlex.quote(str(log))}")
-    say(f"  {_ister()} wal dump {shlex.quote(str(log / fullest.name))} --limit 20")
+    say(f"  {_ister()} read {TOPIC} --to 20 --data-dir {place}")
+    say(f"  {_ister()} serve --data-dir {place}")
 
 
-# --- produce, and kill ------------------------------------------------------------------------------------------------
+# --- the story --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Produced:
-    acknowledged: int
-    seconds: float
+async def _run_in(directory: Path, total: int) -> None:
+    history = History(
+        subscriptions=[
+            Subscription("billing", "Exclusive", 1),
+            Subscription("packing", "Shared", 3),
+            Subscription("loyalty", "KeyShared", 2),
+        ]
+    )
+    with DemoBroker(directory) as broker:
+        await asyncio.to_thread(broker.start)
+        say(f"Serve    a broker listens on {broker.url}, ready after {broker.start_seconds:.1f} s.")
+        await _produce_and_kill(broker, history, total)
+        stored = history.check()
+        _show(history, stored)
+        await _lose_the_log(broker, stored)
+        await asyncio.to_thread(broker.stop)
+    say()
+    say("Every acknowledged message survived kill -9 and a lost log: none lost, none changed, all in order.")
 
 
-def _produce_and_kill(directory: Path, enough: int, advance: Callable[[int], None]) -> _Produced:
-    """Start a writer, and kill it as soon as it has had an answer for enough messages."""
-    command = [sys.executable, "-m", "ister.cli.demo_writer", str(directory)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:  # noqa: S603  # our own module
-        try:
-            acknowledged = 0
-            began = ended = time.monotonic()
-            for offsets in _answers(writer):
-                if acknowledged == 0:
-                    began = time.monotonic()
-                if offsets.start != acknowledged:
-                    raise CheckFailedError(f"the answer for offset {offsets.start} came when {acknowledged} was due")
-                acknowledged = offsets.stop
-                advance(len(offsets))
-                ended = time.monotonic()
-                if acknowledged >= enough:
-                    writer.kill()  # the answers that are still in the pipe were given before, and count
-        finally:
-            writer.kill()
-    if acknowledged < enough:
-        raise error_of(
-            writer.returncode,
-            f"the writer ended by itself with exit code {writer.returncode} after {many(acknowledged, 'message')}; "
-            "its own message says why",
-        )
-    return _Produced(acknowledged, ended - began)
-
-
-def _answers(writer: subprocess.Popen[bytes]) -> Iterator[range]:
-    """Yield the offsets of each answer that the writer reports, until it is dead and the pipe is empty."""
-    assert writer.stdout is not None, "it was started with a pipe"
-    pipe = writer.stdout.fileno()
-    held = b""
-    while True:
-        if not select.select([pipe], [], [], SILENCE_S)[0]:
-            raise CheckFailedError(f"the writer has appended nothing for {SILENCE_S} seconds")
-        data = os.read(pipe, 65536)
-        if not data:
-            return
-        held += data
-        whole = len(held) - len(held) % ACKNOWLEDGED.size
-        for start, stop in ACKNOWLEDGED.iter_unpack(held[:whole]):
-            yield range(start, stop)
-        held = held[whole:]
-
-
-# --- recover, and go on -----------------------------------------------------------------------------------------------
-
-
-async def _recover_and_go_on(directory: Path, total: int, acknowledged: int) -> ReadAcross:
-    """Open the topic again, check what it kept, use it, and leave what is old to objects."""
-    began = time.monotonic()
-    async with open_topic(directory) as topic:
-        seconds = time.monotonic() - began
-        storage = topic.storage
-        recovered, uploaded = storage.next_offset, topic.uploader.uploaded.value
-        if recovered < acknowledged:
-            raise CheckFailedError(f"{many(acknowledged - recovered, 'acknowledged message')} did not survive")
-        more = recovered - acknowledged
-        say(
-            f"Recover  the log opened again in {seconds:.2f} s and has {recovered:,} messages: every one with an answer"
-            + (f", and {more:,} that were written just before the kill." if more else ".")
-        )
-        with bar("checking", recovered) as advance:
-            await read_span(
-                await storage.create_reader(StartPosition.offset(0)), range(recovered), check_messages, advance
-            )
-        say(f"Check    each has its own bytes at its own offset; {uploaded:,} were in objects before the kill.")
-        few = max(1, total // 10)
-        await _go_on(storage, range(recovered, max(total - few, recovered + few)))
-        return await carry_and_read_across(topic, directory, few)
-
-
-async def _go_on(storage: WalStorage, rest: range) -> None:
-    """Append the rest, while one reader replays everything and another receives what is new."""
-    everything = range(rest.stop)
-    replayed, received = PayloadSum(), PayloadSum()
-    seconds: dict[str, float] = {}
+async def _produce_and_kill(broker: DemoBroker, history: History, total: int) -> None:
+    """Let shops produce and subscriptions consume, and kill the broker when half of it is done."""
     began = time.monotonic()
     with bars() as progress:
-
-        async def timed(what: str, work: Coroutine[None, None, None]) -> None:
-            await work
-            seconds[what] = time.monotonic() - began
-
-        def advancing(what: str, count: int) -> Callable[[int], None]:
-            task = progress.add_task(what, total=count)
-            return lambda step: progress.advance(task, step)
-
-        tail = await storage.create_reader(StartPosition.latest())
-        replay = await storage.create_reader(StartPosition.offset(0))
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(timed("append", append_all(storage, len(rest), advancing("appending", len(rest)))))
-                group.create_task(timed("tail", read_span(tail, rest, received.add, advancing("tailing", len(rest)))))
-                group.create_task(
-                    timed(
-                        "replay", read_span(replay, everything, replayed.add, advancing("replaying", len(everything)))
-                    )
+        async with connected(broker.url) as client:
+            readings: list[Reading] = []
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for shop, count, advance in _shares(progress, total):
+                        group.create_task(produce(client, shop, count, history, advance))
+                    await until(lambda: history.answers > 0, lambda: history.answers, "producing")
+                    for subscription in history.subscriptions:
+                        reading = Reading(client, subscription, _bar(progress, subscription.name, total))
+                        readings.append(reading)
+                        await reading.start()
+                    await until(lambda: history.answers >= total // 2, lambda: history.answers, "producing")
+                    await _kill(broker, history)
+                await until(
+                    history.is_complete, lambda: sum(len(s.received) for s in history.subscriptions), "consuming"
                 )
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
-    received.insist(rest, "the tail reader")
-    replayed.insist(everything, "the replay")
-    say(f"Append   a second writer added {len(rest):,} messages ({rate(len(rest), seconds['append'])}).")
-    say("Tail     at the same time, a reader that waited at the end received each of them as it came.")
+            except ExceptionGroup as failures:
+                raise failures.exceptions[0] from failures
+            finally:
+                for reading in readings:
+                    await reading.stop()
+    seconds = time.monotonic() - began
     say(
-        f"Replay   at the same time, a reader from offset 0 read all {len(everything):,} "
-        f"({rate(len(everything), seconds['replay'])}); checksum {replayed.text}, as it should be."
+        f"Go on    the clients went on by themselves, without a line of their code changing: {history.answers:,} messages "
+        f"have an answer, {seconds:.1f} s in all."
     )
 
 
-# --- verify, and tell -------------------------------------------------------------------------------------------------
+def _shares(progress: Progress, total: int) -> list[tuple[str, int, Callable[[int], None]]]:
+    """Deal the messages to the shops."""
+    share, rest = divmod(total, len(SHOPS))
+    advance = _bar(progress, "producing", total)
+    return [(shop, share + (number < rest), advance) for number, shop in enumerate(SHOPS)]
 
 
-def _check_report(report: Report, span: range) -> None:
-    if report.problems:
-        raise report.problems[0]
-    if report.verdict is not Verdict.CLEAN or (report.present[0].first, report.present[-1].stop) != (
-        span.start,
-        span.stop,
-    ):
-        raise CheckFailedError(
-            f"the log was closed in order, and its files do not hold exactly [{span.start}, {span.stop})"
+def _bar(progress: Progress, what: str, total: int) -> Callable[[int], None]:
+    task = progress.add_task(what, total=total)
+    return lambda step: progress.advance(task, step)
+
+
+async def _kill(broker: DemoBroker, history: History) -> None:
+    answers = history.answers
+    await asyncio.to_thread(broker.kill)
+    history.kills += 1
+    say(
+        f"Produce  {len(SHOPS)} producers had an answer for {answers:,} messages, while "
+        f"{sum(s.consumers for s in history.subscriptions)} consumers in {len(history.subscriptions)} subscriptions took them."
+    )
+    say("Kill     then kill -9, in the middle of it.")
+    await asyncio.to_thread(broker.start)
+    say(f"Restart  the broker is back at the same address after {broker.start_seconds:.1f} s.")
+
+
+def _show(history: History, stored: list[bytes]) -> None:
+    table = Table("subscription", "type", "consumers", "messages", "came again", "missing", box=None, pad_edge=False)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for each in history.subscriptions:
+        missing = len(stored) - len(each.stored())
+        table.add_row(
+            each.name, each.kind, f"{each.consumers}", f"{len(each.stored()):,}", f"{each.repeated:,}", f"{missing:,}"
         )
+    say()
+    tables().print(table)
+    say()
+    twice = len(stored) - len(set(stored))
+    say(
+        f"Check    {many(len(stored), 'message')} at offsets [0, {len(stored)}), every byte as it was sent, in order"
+        + (f"; {twice} of them sent twice, because the kill swallowed the answer." if twice else ".")
+    )
+
+
+async def _lose_the_log(broker: DemoBroker, stored: list[bytes]) -> None:
+    """Stop the broker in order, throw its log away, and read everything again from objects."""
+    seconds = await asyncio.to_thread(broker.stop)
+    objects = sorted((broker.data / "objects").rglob("*.dnb"))
+    say(
+        f"Stop     SIGTERM: drained in {seconds:.1f} s; {many(len(objects), 'object')}, "
+        f"{megabytes(sum(path.stat().st_size for path in objects))}, hold everything."
+    )
+    await asyncio.to_thread(shutil.rmtree, broker.data / "wal")
+    say("Lose     now its whole log is deleted, as if the disk had died.")
+    await asyncio.to_thread(broker.start)
+    replay = Subscription("replay", "Exclusive", 1)
+    began = time.monotonic()
+    with bars() as progress:
+        async with connected(broker.url) as client:
+            reading = Reading(client, replay, _bar(progress, "reading again", len(stored)))
+            await reading.start()
+            try:
+                await until(
+                    lambda: len(replay.received) >= len(stored), lambda: len(replay.received), "reading it again"
+                )
+            finally:
+                await reading.stop()
+    check_replay(stored, replay)
+    if not objects:
+        raise CheckFailedError("there is no object, and the messages came from somewhere else")
+    say(
+        f"Replay   a new subscription read all {len(stored):,} again from objects in {time.monotonic() - began:.1f} s: "
+        "the same bytes at the same offsets."
+    )

@@ -31,10 +31,13 @@ EXIT_CODES = "Exit codes:\n" + "\n".join(
 )
 """What --help says about exit codes."""
 
+INTERRUPTED = 128 + signal.SIGINT
+"""What a shell reports for Ctrl-C; 1 would claim damage."""
+
 READER_GONE = 128 + signal.SIGPIPE
 """What a shell reports for a program that wrote to a closed pipe; 1 would claim damage."""
 
-_LATER = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_LATER = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EADDRINUSE}
 _DAMAGED = {errno.EIO, errno.EUCLEAN, errno.EBADMSG}
 
 
@@ -86,6 +89,8 @@ def reporting() -> Iterator[None]:
         # `ister wal dump … | head` is no failure. What is still buffered must not be tried again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(READER_GONE) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
     except (IsterError, OSError) as error:
         notice(f"ister: {explain(error)}")
         raise typer.Exit(exit_code(error)) from error
@@ -110,6 +115,9 @@ def _explain_os(error: OSError) -> str:
             return f"{path} is not a directory; check the path"
         case IsADirectoryError():
             return f"{path} is a directory, not a file; give the path of a file in it"
+    if error.errno == errno.EADDRINUSE:
+        # asyncio names the address in its sentence only.
+        return f"{error.strerror or error}; stop what listens there, or choose another port in the configuration"
     next_step = "check the path"
     if error.errno in _LATER:
         next_step = "make room and run it again"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from ister.core.errors import CorruptMetadataError, FencedError, MissingSpanError
 from ister.core.segment import Descriptor, object_key
+from ister.ports.metadata.pages import entries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -95,17 +97,11 @@ class ObjectCatalog:
         """Take a description away."""
         await self._metadata.delete(self._key(descriptor.start))
 
-    async def is_empty(self) -> bool:
-        """Tell whether nothing is described."""
-        return not await self._metadata.list(self._prefix, limit=1)
-
     async def all(self, start: int = 0) -> AsyncGenerator[Descriptor]:
         """Give every description from an offset on, in order, whether they join or not."""
-        key = self._key(start)
-        while page := await self._metadata.list(self._prefix, start=key, limit=PAGE):
-            for entry in page:
+        async with aclosing(entries(self._metadata, self._prefix, PAGE, start=self._key(start))) as found:
+            async for entry in found:
                 yield self._load(entry)
-            key = page[-1].key + "\0"
 
     async def clear(self) -> int:
         """Remove every description, the newest first, so that what is left has no hole; returns how many there were."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import structlog
 
@@ -41,9 +42,19 @@ class Retention:
             raise InvalidConfigError("check_interval_minutes", f"{self.check_interval_minutes!r} must be more than 0")
 
     @property
+    def check_interval_s(self) -> float:
+        """How often it is looked what may go."""
+        return self.check_interval_minutes * 60
+
+    @property
     def size_bytes(self) -> int | None:
         """The size in bytes."""
         return None if self.size_mb is None else self.size_mb * MIB
+
+
+def first_check_s(topic: str, interval_s: float) -> float:
+    """Return after how long a topic is checked first: within an interval, and not all topics at the same moment."""
+    return interval_s * crc32(topic.encode()) / (1 << 32)
 
 
 class Deleter:
@@ -70,8 +81,8 @@ class Deleter:
 
     async def run(self) -> None:
         """Check again and again until cancelled."""
+        await asyncio.sleep(first_check_s(str(self._catalog.topic), self._retention.check_interval_s))
         while True:
-            await asyncio.sleep(self._retention.check_interval_minutes * 60)
             try:
                 await self.tick()
                 await self.sweep()
@@ -80,6 +91,7 @@ class Deleter:
                 log.warning("prune_failed", topic=str(self._catalog.topic), cause=str(error))
             else:
                 self.problem = None
+            await asyncio.sleep(self._retention.check_interval_s)
 
     async def tick(self) -> int:
         """Prune what may go; returns the oldest offset that is left in the log."""
@@ -105,6 +117,8 @@ class Deleter:
     async def sweep(self) -> int:
         """Delete orphans; at first among all objects, then among those that are new."""
         upto = self._uploader.uploaded.value
+        if self._sweep_from == self._sweep_next == upto:
+            return 0  # nothing is new
         swept = await sweep_orphans(self._store, self._catalog, upto, after=self._sweep_from)
         # One round behind: a put whose answer was lost may land late.
         self._sweep_from, self._sweep_next = self._sweep_next, upto

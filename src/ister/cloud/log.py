@@ -45,6 +45,10 @@ class SyncedLog(Protocol):
         """How many bytes of messages were appended and synced since the log was opened."""
         ...
 
+    async def wait_beyond(self, offset: int) -> None:
+        """Return once readers see a message at `offset` or behind it, or the log was closed."""
+        ...
+
     async def sync(self) -> int:
         """Return once every message given so far survives power loss; returns the synced offset."""
         ...

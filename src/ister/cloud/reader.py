@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ister.core import kernels
 from ister.core.columns import REASONS, messages_of, scan_run
 from ister.core.errors import CorruptObjectError, LogClosedError
+from ister.ports.ahead import ahead
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -35,6 +36,7 @@ class CloudReader:
     def __init__(self, store: CloudStore, catalog: ObjectCatalog) -> None:
         self.store = store
         self.catalog = catalog
+        self.objects_read = self.bytes_read = 0
 
     def open(self, start: int, stop: int) -> ObjectStream:
         """Read the messages [start, stop), in order, each once; MissingSpanError when objects do not hold them all."""
@@ -119,6 +121,7 @@ class ObjectStream:
     async def _read_object(self, descriptor: Descriptor, wanted: int) -> AsyncGenerator[tuple[bytes, Scan, str]]:
         """Give the checked runs of one object from the message `wanted` on."""
         key = self._reader.catalog.object_key(descriptor)
+        self._reader.objects_read += 1
         stop = min(self._stop, descriptor.stop)
         offset, at = descriptor.place(wanted)
         loop = asyncio.get_running_loop()
@@ -127,7 +130,9 @@ class ObjectStream:
         held = b""
         try:
             while offset < stop:
-                data = held + await fetch
+                fetched = await fetch
+                self._reader.bytes_read += len(fetched)
+                data = held + fetched
                 following = at + len(data)
                 if following < descriptor.size and not seeking:
                     fetch = self._fetch(key, descriptor, following, RANGE_BYTES)
@@ -151,15 +156,8 @@ class ObjectStream:
 
     def _fetch(self, key: str, descriptor: Descriptor, at: int, size: int) -> asyncio.Future[bytes]:
         stop = min(descriptor.size, at + size)
-        reading = asyncio.ensure_future(self._reader.store.read(key, at, stop, etag=descriptor.etag))
-        reading.add_done_callback(_noticed)  # a read ahead that fails is told when it is needed, or never
-        return reading
+        return ahead(asyncio.ensure_future(self._reader.store.read(key, at, stop, etag=descriptor.etag)))
 
 
 def _scan(data: bytes, offset: int, limit: int, wanted: int) -> Scan:
     return scan_run(data, first_offset=offset, limit=limit, wanted=wanted)
-
-
-def _noticed(reading: asyncio.Future[bytes]) -> None:
-    if not reading.cancelled():
-        reading.exception()

@@ -44,7 +44,7 @@ from ister.ports.background import in_background
 from ister.ports.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from ister.cloud.catalog import ObjectCatalog
     from ister.cloud.checkpoint import UploadCheckpoint
@@ -120,6 +120,8 @@ class Uploader:
         self.uploaded = Progress(0)
         self.problem: IsterError | None = None
         self.stopped = False
+        self.objects_put = self.bytes_put = self.failed_cycles = 0
+        self.put_seconds = 0.0
         self._settling = False
         self._log = synced_log
         self._store = store
@@ -148,15 +150,17 @@ class Uploader:
 
         Before the log is open to producers, objects may be ahead of it; afterwards only what equals the log is adopted.
         """
-        last = await self._catalog.last()
+        return await self.recover_behind(await self._catalog.last(), log_is_open=log_is_open)
+
+    async def recover_behind(self, last: Descriptor | None, *, log_is_open: bool) -> Descriptor | None:
+        """Do the same behind the description that is known to be the last."""
         stop = last.stop if last else 0
         adopted = await adopt(
             self._store, self._catalog, self._log, stop, epoch=self._epoch, ahead_allowed=not log_is_open
         )
         last = adopted[-1] if adopted else last
         stop = last.stop if last else await self._first_offset()
-        place = await self._checkpoint.load()
-        self._place = place.place if place is not None and place.offset == stop else None
+        self._place = None
         self.uploaded.reach(stop)
         self._recovered = True
         return last
@@ -230,10 +234,12 @@ class Uploader:
             await self._cycle()
         except (CorruptError, FencedError) as error:
             self.problem, self.stopped = error, True
+            self.failed_cycles += 1
             self.uploaded.end()
             log.error("upload_stopped", topic=self.topic, offset=self.uploaded.value, cause=str(error))  # noqa: TRY400  # an alarm for people: the sentence says it all
         except IsterError as error:
             self._failures += 1
+            self.failed_cycles += 1
             self.problem = error
             log.warning("upload_failed", topic=self.topic, tries=self._failures, cause=str(error))
         else:
@@ -241,7 +247,10 @@ class Uploader:
             self.problem = None
 
     async def _pause(self, began: float) -> None:
-        """Wait until the next cycle is due: time, bytes, someone who waits, or another try."""
+        """Wait until the next cycle is due: time, bytes, someone who waits, or another try.
+
+        While there is nothing to carry, no time passes: an idle topic costs nothing.
+        """
         if self.stopped:
             return
         loop = asyncio.get_running_loop()
@@ -249,19 +258,23 @@ class Uploader:
             retry_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
             await self._back_off(loop.time() + min(retry_s, self._options.interval_s), began + RETRY_S)
             return
-        enough = self._taken_bytes + self._options.object_bytes
         if self._waiting and self.uploaded.value < self._log.next_offset:
             self._wake.set()
-        bytes_wait = asyncio.ensure_future(self._log.synced_bytes.wait(enough))
-        wake_wait = asyncio.ensure_future(self._wake.wait())
-        waits = {bytes_wait, wake_wait}
+        if self.uploaded.value >= self._log.next_offset:
+            await self._wait_for(self._log.wait_beyond(self.uploaded.value))
+        enough = self._taken_bytes + self._options.object_bytes
+        await self._wait_for(self._log.synced_bytes.wait(enough), self._options.interval_s)
+        if self._wake.is_set():
+            await asyncio.sleep(max(0.0, began + HURRY_S - loop.time()))
+
+    async def _wait_for(self, news: Coroutine[None, None, None], timeout_s: float | None = None) -> None:
+        """Return at news, when someone waits for an upload, or after a while."""
+        waits = {asyncio.ensure_future(news), asyncio.ensure_future(self._wake.wait())}
         try:
-            await asyncio.wait(waits, timeout=self._options.interval_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        if self._wake.is_set():
-            await asyncio.sleep(max(0.0, began + HURRY_S - loop.time()))
 
     async def _back_off(self, until: float, until_wanted: float) -> None:
         """Wait until the next try is due, which is earlier when someone waits for it."""
@@ -296,6 +309,9 @@ class Uploader:
     async def _upload_to(self, synced: int) -> None:
         """Upload piece by piece; while one is put, the next is read and checked."""
         ahead: asyncio.Task[Piece] | None = None
+        if self._place is None and self.uploaded.value < synced:
+            saved = await self._checkpoint.load()
+            self._place = saved.place if saved is not None and saved.offset == self.uploaded.value else None
         try:
             while self.uploaded.value < synced and not self._settling:
                 piece = await (ahead or self._prepare(self.uploaded.value, self._place, synced))
@@ -311,6 +327,7 @@ class Uploader:
     async def _upload(self, piece: Piece) -> None:
         name, descriptor = piece.name, piece.descriptor
         key = object_key(self._catalog.topic, *name)
+        began = asyncio.get_running_loop().time()
         try:
             info = await self._store.put_if_absent(key, piece.data)
             descriptor = replace(descriptor, etag=info.etag)
@@ -321,6 +338,9 @@ class Uploader:
                 raise ForeignObjectError(key, "its messages are others than those in the log") from None
             descriptor = there
         await self._catalog.add(descriptor)
+        self.objects_put += 1
+        self.bytes_put += descriptor.size
+        self.put_seconds += asyncio.get_running_loop().time() - began
         self._place = piece.next_place
         self.uploaded.reach(name.stop)
         log.info("object_completed", topic=self.topic, start=name.start, stop=name.stop, bytes=descriptor.size)

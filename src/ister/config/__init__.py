@@ -16,21 +16,29 @@ from ister.config.models import (
     Wal,
     WalCloud,
 )
+from ister.config.policies import CompletePolicies, Policies, merge
 from ister.config.problems import ConfigError, Problem
+from ister.config.serving import AdvertisedListeners, Auth, Broker, Dispatch
 from ister.config.values import Value, values
 
 __all__ = [
     "DEFAULT",
     "FROM_DATA_DIR",
+    "AdvertisedListeners",
+    "Auth",
+    "Broker",
     "Cloud",
+    "CompletePolicies",
     "Config",
     "ConfigError",
+    "Dispatch",
     "EtcdMetadata",
     "FileSync",
     "Loaded",
     "MemoryMetadata",
     "Metadata",
     "Origin",
+    "Policies",
     "Problem",
     "Retention",
     "Rotation",
@@ -42,5 +50,6 @@ __all__ = [
     "advice",
     "load",
     "loads",
+    "merge",
     "values",
 ]

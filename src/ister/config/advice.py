@@ -19,11 +19,16 @@ UPLOADS_BEFORE_DELETION_MIN = 4
 """Local files should outlive this many upload cycles, so that a store may be down for a while."""
 
 
+_EVERYWHERE = {"0.0.0.0", "::"}  # noqa: S104  # compared, not bound
+
+
 def advice(loaded: Loaded) -> list[Problem]:
     """Return the warnings."""
     found = [
         Problem(loaded.origin(key).line, key, what)
         for key, what in (
+            *_listening(loaded),
+            *_levels(loaded),
             *_retention(loaded),
             *_forgetful(loaded),
             *_plaintext(loaded),
@@ -32,6 +37,29 @@ def advice(loaded: Loaded) -> list[Problem]:
         )
     ]
     return sorted(found, key=lambda problem: problem.line)
+
+
+def _listening(loaded: Loaded) -> Iterator[tuple[str, str]]:
+    config = loaded.config
+    if _is_loopback(config.broker_host):
+        return
+    yield (
+        "broker_host",
+        "everyone who can reach this address may use the broker, as there is no authentication yet; guard it by a firewall",
+    )
+    if config.broker_host in _EVERYWHERE and config.advertised_listeners.broker_url is None:
+        yield (
+            "broker_host",
+            "clients on other machines would be told to connect to their own; give advertised_listeners.broker_url",
+        )
+
+
+def _levels(loaded: Loaded) -> Iterator[tuple[str, str]]:
+    if loaded.config.policies.ack_level == "cloud" and not loaded.config.wal_cloud.uploader.enabled:
+        yield (
+            "policies.ack_level",
+            "waits for objects, but wal_cloud.uploader.enabled is false; no producer gets an answer",
+        )
 
 
 def _retention(loaded: Loaded) -> Iterator[tuple[str, str]]:

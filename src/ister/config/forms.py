@@ -16,6 +16,8 @@ _SCHEMES = {"s3": ("s3://",), "gcs": ("gcs://", "gs://"), "azblob": ("",)}
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _SERVICE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
+_LISTEN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Fa-f:.]{2,45}")
+_NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _PREFIX = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 _LOOKS_SECRET = re.compile(r"key|secret|token|pass|credential|sas|auth|connection_string|delegation", re.IGNORECASE)
 
@@ -93,6 +95,49 @@ def host_port(text: str) -> str:
             "must be host:port, several with commas between them or as a list; write it like 127.0.0.1:2379"
         )
     return text
+
+
+def listen_host(text: str) -> str:
+    """Take the name or address to listen on; an IPv6 address with or without brackets."""
+    if "://" in text or text.count(":") == 1 or _LISTEN.fullmatch(text) is None:
+        raise ValueError(
+            "must be a host name or an IP address alone; write it like 127.0.0.1 (the port has its own key)"
+        )
+    return text.strip("[]")
+
+
+def listener(text: str) -> str:
+    """Take what clients are told to connect to, and make it absolute: `host:port` is `http://host:port`."""
+    url = text if "://" in text else f"http://{text}"
+    scheme, _, place = url.partition("://")
+    match = _HOST.fullmatch(place.removesuffix("/"))
+    if scheme not in {"http", "https"} or match is None or not 1 <= int(match[2]) <= 65535:
+        raise ValueError("must be an address with a port and nothing behind it; write it like http://host:6650")
+    return f"{scheme}://{match[0]}"
+
+
+def namespace(text: str) -> str:
+    """Take the name of a namespace."""
+    if _NAMESPACE.fullmatch(text) is None:
+        raise ValueError("must be made of letters, digits, _ and -, at most 200 of them; write it like default")
+    return text
+
+
+def auth_mode(text: str) -> str:
+    """Take the one mode that there is."""
+    if text != "none":
+        raise ValueError("must be none: TLS and tokens come in a later release; until then listen on loopback only")
+    return text
+
+
+def none_word(value: object) -> object:
+    """Turn the word none into nothing."""
+    return None if isinstance(value, str) and value.strip().lower() in {"none", "off"} else value
+
+
+def split_words(value: object) -> object:
+    """Turn "a,b" into a list."""
+    return split_endpoints(value) if value != "" else []
 
 
 def split_endpoints(value: object) -> object:

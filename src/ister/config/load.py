@@ -6,20 +6,23 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from ister.config.forms import path_problem
-from ister.config.models import DATA_DIR, OPTION_NAME, Clash, Cloud, Config
+from ister.config.models import DATA_DIR, OPTION_NAME, Cloud, Config
 from ister.config.problems import PROBLEMS_MAX, ConfigError, Problem, nearest
 from ister.config.reasons import reason
 from ister.config.tree import FILE_BYTES_MAX, Entries, Items, Node, Refused, Scalar, read_tree, show_key
+from ister.config.upstream import HINTS
 from ister.config.variables import fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from ister.config.keys import Clash
 
 Key = tuple[str, ...]
 Data = dict[str, "Data | list[str] | str | None"]
@@ -55,6 +58,11 @@ class Loaded:
     source: str
     given: Mapping[str, Origin]
     data_dir: Path | None
+
+    @property
+    def home(self) -> Path:
+        """The data directory: what was told, or the directory that the log's directory lies in."""
+        return self.data_dir or self.config.wal_cloud.wal.dir.parent
 
     def origin(self, key: str) -> Origin:
         """Return where the value of a key like `wal_cloud.wal.dir` came from."""
@@ -194,7 +202,9 @@ class _Reading:
                 data[name] = [text for text in texts if text is not None]
         elif isinstance(node, Scalar) and node.text is None:
             self.origins[key] = Origin("file", line)
-            if field.default is not None:
+            if field.default is not None and NoneType in get_args(inner):
+                data[name] = None
+            elif field.default is not None:
                 self._report(key, "has no value; give one, or leave the line out for the default")
         elif (text := self._value(node, key)) is not None:
             data[name] = text
@@ -236,11 +246,13 @@ class _Reading:
             return
         names = list(model.model_fields)
         meant = nearest(word, names)
-        if meant is not None:
+        if (told := HINTS.get(".".join((*key, word)))) is not None:
+            hint = told
+        elif meant is not None:
             hint = f"did you mean {meant}?"
             self._reported.add((*key, meant))
         elif elsewhere := [path for path in _all_keys(Config, ()) if path[-1] == word]:
-            hint = f"it belongs to {'.'.join(elsewhere[0][:-1])}"
+            hint = f"it belongs to {'.'.join(elsewhere[0][:-1]) or 'the top of the file'}"
         else:
             hint = f"known here: {', '.join(names)}"
         self.problems.append(Problem(line, ".".join((*key, show_key(word))), f"is not a known key; {hint}"))
@@ -289,7 +301,7 @@ def _is_true(value: object) -> bool:
 
 
 def _takes_list(annotation: object) -> bool:
-    return any(get_origin(part) is tuple or _takes_list(part) for part in get_args(annotation))
+    return get_origin(annotation) is tuple or any(_takes_list(part) for part in get_args(annotation))
 
 
 def _all_keys(model: type[BaseModel], key: Key) -> Iterator[Key]:

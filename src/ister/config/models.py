@@ -6,30 +6,18 @@ The docs and the file that `ister config init` writes are made from these classe
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    StringConstraints,
-    model_validator,
-)
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
 
 from ister.config import forms
+from ister.config.keys import TEXT_MAX, Clash, Section, Text, note_of, refuse, setting
+from ister.config.policies import CompletePolicies
+from ister.config.serving import AdvertisedListeners, Auth, Broker, Dispatch, Namespaces, Port
 
 DATA_DIR = Path("danube-data")
 """Where everything lives when nothing else is said."""
 
-TEXT_MAX = 64 * 1024
-"""The longest value, in characters, after variables are filled in."""
-
-Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Secret = Annotated[SecretStr, Field(min_length=1, max_length=TEXT_MAX)]
 FilePath = Annotated[Path, BeforeValidator(forms.path_text)]
 Address = Annotated[Text, AfterValidator(forms.endpoint)]
@@ -44,50 +32,6 @@ CREDENTIALS = {
 }
 OPTION_NAME = r"[A-Za-z][A-Za-z0-9_.-]{0,63}"
 OptionName = Annotated[str, StringConstraints(pattern=rf"^{OPTION_NAME}$")]
-
-
-class Clash(NamedTuple):
-    """Two keys that contradict each other, or one that needs the other."""
-
-    key: str
-    other: str
-    reason: str
-
-
-class Note(NamedTuple):
-    """What the docs say of a key beside its type and bounds."""
-
-    allowed: str
-    example: str
-    backends: tuple[str, ...]
-
-
-def setting(
-    what: str, *, default: object, allowed: str = "", example: str = "", backends: tuple[str, ...] = (), **bounds: Any
-) -> Any:
-    """Describe one key; `allowed` only where type and bounds do not say it, `example` where the default is nothing."""
-    extra: Any = {"note": Note(allowed, example, backends)}
-    return Field(default, description=what, json_schema_extra=extra, **bounds)
-
-
-def note_of(field: FieldInfo) -> Note:
-    """Return what `setting` noted."""
-    extra: Any = field.json_schema_extra
-    note: Note = extra["note"]
-    return note
-
-
-def _refuse(clashes: Iterator[Clash]) -> None:
-    found = list(clashes)
-    if found:
-        # The loader reports them all from here; a program that builds a section by hand sees the first.
-        raise PydanticCustomError("clash", "{key} {reason}", {**found[0]._asdict(), "clashes": found})
-
-
-class Section(BaseModel):
-    """A part of the file; its values never change, and keys that it does not have are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
 
 class FileSync(Section):
@@ -240,7 +184,7 @@ class Cloud(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        _refuse(self._clashes())
+        refuse(self._clashes())
         return self
 
     def _clashes(self) -> Iterator[Clash]:
@@ -350,7 +294,7 @@ class Metadata(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        _refuse(self._clashes())
+        refuse(self._clashes())
         return self
 
     def _clashes(self) -> Iterator[Clash]:
@@ -381,6 +325,35 @@ class WalCloud(Section):
 
 
 class Config(Section):
-    """The whole file."""
+    """Where the broker listens, and what it starts with."""
 
+    cluster_name: Text = setting("Name of the cluster, in metrics and logs.", default="ister")
+    broker_host: Annotated[Text, AfterValidator(forms.listen_host)] = setting(
+        "Name or address to listen on, for clients, administration and metrics alike; 0.0.0.0: all of this machine's.",
+        default="127.0.0.1",
+        allowed="a host name or an IP address",
+    )
+    broker_port: Port = setting("Port for clients; 0: any that is free.", default=6650)
+    admin_port: Port = setting("Port for administration; 0: any that is free.", default=50051)
+    prom_port: Annotated[Port | None, BeforeValidator(forms.none_word)] = setting(
+        "Port for metrics and health; 0: any that is free; none: off.",
+        default=9040,
+        allowed="a whole number, from 0 to 65,535, or none",
+    )
+    bootstrap_namespaces: Namespaces = setting(
+        "Namespaces that are made at the start, beside `default` and `system`.",
+        default=("default",),
+        allowed="names, with commas between them or as a list",
+    )
+    auto_create_topics: bool = setting("Make a topic when a producer names one that is not there.", default=True)
+    advertised_listeners: AdvertisedListeners = AdvertisedListeners()
+    auth: Auth = Auth()
+    dispatch: Dispatch = Dispatch()
+    broker: Broker = Broker()
+    policies: CompletePolicies = CompletePolicies()
     wal_cloud: WalCloud = WalCloud()
+
+    def policy_defaults(self) -> CompletePolicies:
+        """Return what holds for a topic about which nobody has said anything."""
+        level = self.policies.ack_level or ("fsync" if self.wal_cloud.wal.sync_mode == "always" else "wal")
+        return self.policies.model_copy(update={"ack_level": level})

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 _HEAD = """\
 # Configuration
 
-One YAML file. Everything in it is optional: without a file Ister keeps its log, its objects and its metadata below
-`./danube-data`. This page is made from the code by `python -m ister.config > docs/config.md`; do not edit it.
+One YAML file. Everything in it is optional: without a file the broker listens on this machine only, and Ister keeps its
+log, its objects and its metadata below `./danube-data`. This page is made from the code by `python -m ister.config > docs/config.md`; do not edit it.
 
 ```
 ister config init ister.yml              # write a file with every key, its default and what it does
@@ -45,11 +45,25 @@ Secrets (`access_key`, `secret_key`, `session_token`, `credentials_json`, `accou
 whose name has key, secret, token, pass, credential, sas, auth, connection_string or delegation in it) are shown as
 `***` everywhere. Take them from the environment; `ister config check` warns about secrets in the file.
 
-An empty value (`key:` or `key: null`) means "not set" where the default is none, and is an error elsewhere. An empty
+An empty value (`key:` or `key: null`) means none where none is allowed, and is an error elsewhere. An empty
 section means its defaults. Numbers may be written with `_`: `10_485_760`.
 """
 
 _EXAMPLES = (
+    (
+        "A broker for other machines",
+        """\
+cluster_name: "orders"
+broker_host: "0.0.0.0"
+advertised_listeners:
+  broker_url: "http://broker-1.example.com:6650"   # what clients are told to connect to
+bootstrap_namespaces: ["default", "shop"]
+auto_create_topics: false
+policies:                                          # a namespace's or a topic's own policies win
+  ack_level: "fsync"
+  max_message_size: 1_000_000
+""",
+    ),
     (
         "Amazon S3",
         """\
@@ -160,7 +174,7 @@ def reference() -> str:
 
 
 def _table(section: SectionDoc) -> Iterator[str]:
-    yield f"### `{section.path}`"
+    yield f"### `{section.path}`" if section.path else "### At the top of the file"
     yield ""
     yield section.what
     yield ""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 
-from ister.config.models import Config, note_of
+from ister.config.keys import note_of
+from ister.config.models import Config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,6 +93,8 @@ def _yaml(value: object) -> str:
     match value:
         case None | {}:
             return ""
+        case tuple():
+            return f"[{', '.join(_yaml(item) for item in value)}]"
         case bool():
             return "true" if value else "false"
         case Path():

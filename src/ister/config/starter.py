@@ -17,8 +17,11 @@ _HEAD = """\
 def starter() -> str:
     """Return the text of the file."""
     lines = [_HEAD]
-    for section in whole_file().inner:
-        lines += _section(section, "")
+    file = whole_file()
+    for key in file.keys:
+        lines += _key(key, "")
+    for section in file.inner:
+        lines += ["", *_section(section, "")]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from ister.config.forms import UNUSABLE
-from ister.config.models import TEXT_MAX
+from ister.config.keys import TEXT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -53,6 +53,10 @@ class DeniedError(ClientError):
     """The request is understood and refused."""
 
 
+class UnknownPlaceError(ClientError):
+    """An acknowledgement for a topic or subscription that does not exist; the protocol has its own status for that."""
+
+
 class UnsupportedError(ClientError):
     """Something that the protocol has and the broker does not offer."""
 

@@ -9,6 +9,7 @@ from ister.core.errors import InvalidNameError
 
 NAME_BYTES_MAX = 255
 _NAME = re.compile(r"/([A-Za-z0-9_-]+)/([A-Za-z0-9_-]+)", re.ASCII)
+_PARTITION = re.compile(r"(.+)-part-(0|[1-9][0-9]*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -41,3 +42,9 @@ class TopicName:
     def path_parts(self) -> tuple[str, str]:
         """Return the directories below a root that belong to this topic and no other."""
         return (self.namespace, self.topic)
+
+
+def partition_of(name: TopicName) -> tuple[TopicName, int] | None:
+    """Return the base and the number of a partition, None for a topic that is none."""
+    match = _PARTITION.fullmatch(name.topic)
+    return None if match is None else (TopicName(name.namespace, match[1]), int(match[2]))

@@ -22,9 +22,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ister.core.columns import Frames
+    from ister.ports.slots import Slots
     from ister.ports.worker import Worker
 
 LOCK_NAME = "LOCK"
+LEVELS_OWNED = 3
+"""How deep a lock reaches: the owner of `<root>` owns `<root>/<namespace>/<topic>/<generation>`."""
+LOCK_TRIES = 3
+LOCK_PAUSE_S = 0.005
+"""Whoever looks whether a directory is owned holds its lock for a moment; that is no reason to be refused."""
 
 
 class File(Protocol):
@@ -102,12 +108,20 @@ class Files(Protocol):
         """Take an empty directory away."""
         ...
 
-    def lock(self, directory: Path) -> Lock:
-        """Own a directory; LockedError names the owner when there is one."""
+    def lock(self, directory: Path, within: Lock | None = None) -> Lock:
+        """Own a directory and what is below; LockedError names the owner when it has one, or a directory above it has.
+
+        `within` is a lock of a directory above that the caller holds for as long as this one, which then costs nothing.
+        """
         ...
 
     def worker(self) -> Worker:
         """Return a thread that waits for this disk."""
+        ...
+
+    @property
+    def slots(self) -> Slots | None:
+        """How many logs keep a file of this disk open; None: as many as there are."""
         ...
 
     @property
@@ -146,7 +160,8 @@ class _OsFile:
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1  # its number may soon be another file's
+        os.close(fd)
 
 
 class _OsLock:
@@ -159,12 +174,23 @@ class _OsLock:
         os.close(self._fd)
 
 
+class _Within:
+    """A lock that another one above it stands for."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        """Do nothing: the one above is held as before."""
+
+
 class OsFiles:
     """The machine's file system; with `threads`, its logs share so many to wait for the disk, else each has its own."""
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, slots: Slots | None = None) -> None:
         self._workers = None if threads is None else SharedWorkers("ister-disk", threads)
         self.pace = Pace()
+        self.slots = slots
+        self._durable: set[Path] = set()
 
     def create(self, path: Path) -> File:
         """Make a new file to append to; FileExistsError when the name is taken."""
@@ -185,12 +211,17 @@ class OsFiles:
     def make_directory(self, directory: Path) -> None:
         """Make a directory and its parents, each durable in its own parent."""
         directory = directory.absolute()
+        chain = (directory, *directory.parents)
+        self._durable.difference_update([path for path in chain if not path.is_dir()])  # someone may have removed it
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        for parent in directory.parents:
+        for path in chain[:-1]:
+            if path in self._durable:
+                continue
             try:
-                self.sync_directory(parent)
+                self.sync_directory(path.parent)
             except PermissionError:
                 break  # what we may not read, we have not made
+            self._durable.add(path)
 
     def sync_directory(self, directory: Path) -> None:
         """Return once every name in it is on disk."""
@@ -212,17 +243,24 @@ class OsFiles:
         """Take an empty directory away."""
         directory.rmdir()
 
-    def lock(self, directory: Path) -> Lock:
-        """Own a directory; LockedError names the owner when there is one."""
+    def lock(self, directory: Path, within: Lock | None = None) -> Lock:
+        """Own a directory and what is below; LockedError names the owner when it has one, or a directory above it has.
+
+        `within` is a lock of a directory above that the caller holds for as long as this one, which then costs nothing.
+        """
+        if within is not None:
+            # Only who asks for this directory alone locks it alone. He does so before he looks above, and the one above
+            # was locked before we look here: one of us sees the other.
+            _look(directory)
+            return _Within()
         fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+            _own(fd, directory, fcntl.LOCK_EX)
+            for above in directory.absolute().parents[:LEVELS_OWNED]:
+                _look(above)
+        except BaseException:
             os.close(fd)
-            if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
-                raise
-            raise LockedError(str(directory), f"process {holder}" if holder else "another process") from None
+            raise
         with suppress(OSError):  # a full disk keeps the name from the next one's error message, and no more
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -231,6 +269,32 @@ class OsFiles:
     def worker(self) -> Worker:
         """Return a thread that waits for this disk."""
         return ThreadWorker("ister-disk") if self._workers is None else self._workers.worker()
+
+
+def _own(fd: int, directory: Path, how: int) -> None:
+    """Lock an open lock file; LockedError names who has it."""
+    for _ in range(LOCK_TRIES - 1):
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
+            return
+        time.sleep(LOCK_PAUSE_S)
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+        raise LockedError(str(directory), f"process {holder}" if holder else "another process") from None
+
+
+def _look(directory: Path) -> None:
+    """Raise LockedError when someone owns a directory; changes nothing."""
+    try:
+        fd = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        _own(fd, directory, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
 
 
 def append_all(file: File, parts: Sequence[Frames]) -> None:

@@ -2,9 +2,10 @@
 
 from ister.core.errors import CorruptCursorsError, CursorsNotSavedError
 from ister.core.retain import RetentionPolicy
-from ister.storage.dispatch import ReliableDispatch, ReliableOptions
+from ister.storage.dispatch import ReliableDispatch
 from ister.storage.memory import InMemoryReader, InMemoryStorage
 from ister.storage.persistent import PersistentStorage, Reader
+from ister.storage.retention import ReliableOptions
 from ister.storage.topic_cache import TopicCache
 from ister.storage.topic_store import TopicStore
 from ister.storage.wal_storage import WalStorage

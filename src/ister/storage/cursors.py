@@ -1,4 +1,4 @@
-"""Decide what is kept of a subscription's progress: monotonic in memory, whole and checked on disk.
+"""Decide what is kept of a subscription's progress: it goes on, or back when told to; whole and checked on disk.
 
     cursors.json      a line with the CRC-32 of the second line, in hex, and that line: {"version":1,"cursors":{…}}
 
@@ -69,6 +69,15 @@ class MemoryCursors:
         self._cursors[subscription] = max(cursor, self._cursors.get(subscription, cursor))
         return self._cursors[subscription]
 
+    async def advance_known(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """Move those subscriptions on that are known; returns their cursors."""
+        return {name: await self.advance(name, cursor) for name, cursor in wanted.items() if name in self._cursors}
+
+    async def put(self, subscription: str, cursor: int) -> int:
+        """Move a subscription to a place, back too; returns its cursor."""
+        self._cursors[subscription] = cursor
+        return cursor
+
     async def forget(self, subscription: str) -> None:
         """Take a subscription away."""
         self._cursors.pop(subscription, None)
@@ -123,6 +132,26 @@ class CursorFile:
     async def advance(self, subscription: str, cursor: int) -> int:
         """Move a subscription on, never back; returns its cursor once that is on disk."""
         if not self.has_reached(subscription, cursor):
+            self._wanted[subscription] = cursor
+            self._changes += 1
+        await self._saved()
+        return self._lowest.get(subscription, cursor)
+
+    async def advance_known(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """Move those subscriptions on that are known, in one write; returns their cursors once that is on disk.
+
+        One that is not known was forgotten meanwhile: saved again, it would hold everything back for ever.
+        """
+        changed = {name: cursor for name, cursor in wanted.items() if self._wanted.get(name, cursor) < cursor}
+        if changed:
+            self._wanted |= changed
+            self._changes += 1
+        await self._saved()
+        return {name: self._lowest[name] for name in wanted if name in self._lowest}
+
+    async def put(self, subscription: str, cursor: int) -> int:
+        """Move a subscription to a place, back too; returns its cursor once that is on disk."""
+        if self._wanted.get(subscription) != cursor:
             self._wanted[subscription] = cursor
             self._changes += 1
         await self._saved()

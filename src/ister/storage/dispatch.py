@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ister.core.errors import InvalidConfigError
 from ister.core.frame import FIXED_BYTES, HEADER_BYTES
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
-from ister.core.retain import RetentionPolicy, prunable_below
+from ister.storage.retention import ReliableOptions, enforce
 from ister.storage.topic_store import TopicStore
 
 if TYPE_CHECKING:
     from ister.core.message import StreamMessage
     from ister.storage.persistent import PersistentStorage, Reader
     from ister.storage.topic_cache import TopicCache
-
-
-@dataclass(frozen=True, slots=True)
-class ReliableOptions:
-    """How large a segment becomes, and when it is deleted.
-
-    `segment_size_mb` is in MiB. `retention_period_s` counts for RETAIN_UNTIL_EXPIRE only.
-    """
-
-    segment_size_mb: int
-    policy: RetentionPolicy
-    retention_period_s: int
-
-    def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "policy", RetentionPolicy(self.policy))
-        except ValueError:
-            known = ", ".join(policy.value for policy in RetentionPolicy)
-            raise InvalidConfigError("policy", f"{self.policy!r} is none of {known}") from None
-        for setting, least in (("segment_size_mb", 1), ("retention_period_s", 0)):
-            value = getattr(self, setting)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InvalidConfigError(setting, f"{value!r} must be a whole number of at least {least}")
-
-    @property
-    def segment_bytes(self) -> int:
-        """The size at which a segment is sealed."""
-        return self.segment_size_mb * 1024 * 1024
 
 
 class ReliableDispatch:
@@ -115,6 +85,10 @@ class ReliableDispatch:
         """
         return await self._topic_store.storage.ack_checkpoint(subscription, offset + 1)
 
+    async def reset_cursor(self, subscription: str, cursor: int) -> int:
+        """Have a subscription consume from another offset on, before or behind; returns once that is durable."""
+        return await self._topic_store.storage.reset_cursor(subscription, cursor)
+
     async def unsubscribe(self, subscription: str) -> None:
         """Forget a subscription, so that it holds nothing back any more."""
         await self._topic_store.storage.forget_cursor(subscription)
@@ -124,31 +98,13 @@ class ReliableDispatch:
     async def enforce_retention(self, now_us: int, later_tier_offset: int | None = None) -> int:
         """Delete what the policy no longer keeps; returns the oldest offset that is left.
 
-        `later_tier_offset` is the offset below which a later tier holds the data that the storage does not know of;
-        what its own objects do not hold yet is kept in any case. Deletes first and seals then: on a full disk there is no room to seal, and deleting makes some.
+        `later_tier_offset` is the offset below which a later tier holds the data that the storage does not know of.
         """
-        storage = self._topic_store.storage
+        store = self._topic_store
         async with self._retaining:
-            held = [offset for offset in (later_tier_offset, storage.later_tier_offset) if offset is not None]
-            if self._options.policy is RetentionPolicy.RETAIN_UNTIL_EXPIRE:
-                segments = await storage.dated_segments()
-            else:
-                segments = storage.sealed_segments()
-            cursors = await storage.cursors()
-            # No await from the cursors to the deletion: a subscription that begins meanwhile is either among them, or
-            # finds the new start.
-            below = prunable_below(
-                segments,
-                policy=self._options.policy,
-                retention_period_s=self._options.retention_period_s,
-                now_us=now_us,
-                cursors=cursors.values(),
-                later_tier_offset=min(held, default=None),
+            return await enforce(
+                store.storage, self._options, now_us, later_tier_offset=later_tier_offset, prune=store.prune
             )
-            if below > storage.start_offset:
-                await self._topic_store.prune(below)
-            await storage.seal(self._options.segment_bytes)
-            return storage.start_offset
 
     async def close(self) -> None:
         """Empty the cache and close the storage."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -21,7 +21,6 @@ from ister.core.errors import (
     BusyError,
     ClientError,
     InvalidConfigError,
-    InvalidNameError,
     IsterError,
     LogClosedError,
     StoreRefusedError,
@@ -32,8 +31,11 @@ from ister.core.handoff import Span
 from ister.core.names import TopicName
 from ister.core.segment import generation_prefix, topic_prefix
 from ister.ports.clock import SystemClock
-from ister.ports.files import LOCK_NAME, OsFiles
+from ister.ports.files import OsFiles
+from ister.ports.slots import slots_of_process
 from ister.storage.registry import TopicRegistry
+from ister.storage.retention import Keeper
+from ister.storage.root import LogRoot
 from ister.storage.tiers import CLOUD_TIMEOUT_S, ObjectTier
 from ister.storage.wal_storage import WalStorage
 from ister.wal import Wal
@@ -41,14 +43,14 @@ from ister.wal.config import AckLevel, WalConfig
 from ister.wal.directory import Resume
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ister.core.histogram import Histogram
     from ister.core.segment import Descriptor
     from ister.ports.clock import Clock
-    from ister.ports.files import Files
+    from ister.ports.files import Files, Lock
     from ister.ports.metadata import Metadata
     from ister.ports.objects import CloudStore
     from ister.storage.registry import TopicRecord
+    from ister.storage.retention import ReliableOptions
 
 log = structlog.get_logger()
 
@@ -94,7 +96,16 @@ class _Open:
     storage: WalStorage
     uploader: Uploader | None
     deleter: Deleter | None
+    keeper: Keeper
     tasks: list[asyncio.Task[None]]
+    keeps: bool = False
+
+
+class _Found(NamedTuple):
+    """What is known of a topic before it is opened: its record, and its generations on disk."""
+
+    record: TopicRecord | None
+    on_disk: list[int]
 
 
 class WalStorageFactory:
@@ -113,19 +124,17 @@ class WalStorageFactory:
         self.problems: dict[TopicName, IsterError] = {}
         self._store = store
         self._metadata = metadata
-        self._files = files or OsFiles(threads=DISK_THREADS)
+        self._files = files or OsFiles(threads=DISK_THREADS, slots=slots_of_process())
         self._clock = clock or SystemClock()
         self._registry = TopicRegistry(metadata, config.root_prefix)
         self._open: dict[TopicName, _Open] = {}
         self._closing = False
+        self._started = asyncio.Event()
+        self._started.set()
         self._locks: dict[TopicName, asyncio.Lock] = {}
-
-    @property
-    def _root(self) -> Path:
-        root = self.config.wal.dir
-        assert root is not None, "TopicsConfig refuses that"
-        assert not isinstance(root, str), "WalConfig makes it a path"
-        return root
+        assert config.wal.dir is not None, "TopicsConfig refuses that"
+        assert not isinstance(config.wal.dir, str), "WalConfig makes it a path"
+        self._root = LogRoot(self._files, config.wal.dir)
 
     # --- topics -------------------------------------------------------------------------------------------------------
 
@@ -134,24 +143,32 @@ class WalStorageFactory:
 
         A topic that cannot be opened does not keep the others from it: `problems` says what is wrong with it.
         """
-        known = await self._registry.all(self.problems)
-        on_disk = await asyncio.get_running_loop().run_in_executor(None, self._directories)
+        damaged: dict[TopicName, IsterError] = {}
+        known = await self._registry.all(damaged)
+        on_disk = await self._root.topics()
         gate = asyncio.Semaphore(OPEN_AT_ONCE)
 
         async def open_one(topic: TopicName) -> None:
-            record = known.get(topic)
+            found = _Found(known.get(topic), on_disk.get(topic, []))
             async with gate:
                 try:
-                    if record is not None and record.deleted:
+                    if topic in damaged:
+                        raise damaged[topic]
+                    await self._root.own()
+                    if found.record is not None and found.record.deleted:
                         async with self._lock(topic):
-                            await self._remove(topic, record)
+                            await self._remove(topic, found.record)
                     else:
-                        await self.for_topic(topic)
+                        await self._opened(topic, None, found)
                 except (IsterError, OSError) as error:
                     self.problems[topic] = error if isinstance(error, IsterError) else BusyError(str(error))
                     log.error("topic_not_opened", topic=str(topic), cause=str(error))  # noqa: TRY400  # told whole
 
-        await asyncio.gather(*(open_one(topic) for topic in sorted({*known, *on_disk})))
+        self._started.clear()
+        try:
+            await asyncio.gather(*(open_one(topic) for topic in sorted({*known, *on_disk, *damaged})))
+        finally:
+            self._started.set()
         return sorted(self._open)
 
     async def topics(self) -> list[TopicName]:
@@ -161,18 +178,39 @@ class WalStorageFactory:
         return sorted([*damaged, *(topic for topic, record in known.items() if not record.deleted)])
 
     async def for_topic(self, topic: str | TopicName, *, level: AckLevel | None = None) -> WalStorage:
-        """Return a topic's storage, opened or made if it is not open yet."""
+        """Return a topic's storage, opened or made if it is not open yet; with a level, it has that level from now on."""
         name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
+        return (await self._opened(name, level)).storage
+
+    async def _opened(self, name: TopicName, level: AckLevel | None, found: _Found | None = None) -> _Open:
         async with self._lock(name):
             if self._closing:
                 raise LogClosedError(str(name))
             opened = self._open.get(name)
             if opened is None:
-                opened = self._open[name] = await self._open_topic(name, level)
+                opened = self._open[name] = await self._open_topic(name, level, found)
                 self.problems.pop(name, None)
-            elif level is not None and level is not opened.storage.wal.config.ack_level:
-                raise InvalidConfigError("level", f"{name} is open at another level; close it first")
-            return opened.storage
+            elif level is not None:
+                await opened.storage.set_level(level)
+            return opened
+
+    def set_retention(self, topic: str | TopicName, options: ReliableOptions | None) -> None:
+        """Have an open topic's log keep what a policy says from now on, or, with None, what the broker's retention says.
+
+        It is enforced every `check_interval_minutes`. What objects hold may leave the log earlier, whatever the policy.
+        """
+        name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
+        opened = self._open.get(name)
+        if opened is None:
+            raise UnknownTopicError(str(name), str(self._root.path))
+        opened.keeper.options = options
+        if options is not None and not opened.keeps:
+            opened.keeps = True
+            opened.tasks.append(asyncio.create_task(opened.keeper.run(self.config.retention.check_interval_s)))
+
+    def keeper(self, topic: TopicName) -> Keeper:
+        """Return who enforces an open topic's policy, if it has one."""
+        return self._open[topic].keeper
 
     async def delete_topic(self, topic: str | TopicName) -> None:
         """Delete a topic: its log, objects and descriptions; its name can be used again at once.
@@ -182,11 +220,11 @@ class WalStorageFactory:
         name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
         async with self._lock(name):
             if name not in self._open:
-                await asyncio.get_running_loop().run_in_executor(None, self._refuse_owned, name)
+                await self._root.refuse_opened(name)
             known = await self._registry.get(name)
             record = None if known is None or known.deleted else await self._registry.mark_deleted(name)
             if record is None:
-                raise UnknownTopicError(str(name), str(self._root))
+                raise UnknownTopicError(str(name), str(self._root.path))
             opened = self._open.pop(name, None)
             if opened is not None:
                 await self._stop(opened)
@@ -195,19 +233,26 @@ class WalStorageFactory:
             await self._remove(name, record)
             self.problems.pop(name, None)
 
-    async def shutdown(self) -> None:
+    async def shutdown(self, drain_timeout_s: float | None = None) -> None:
         """Carry away what waits, as far as time allows, and close every topic; raises the first failure at the end."""
         self._closing = True
+        timeout_s = self.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         for lock in list(self._locks.values()):
             async with lock:
                 pass  # whoever is opening a topic ends first
-        closing = [self._close(opened) for opened in self._open.values()]
+        closing = [self._close(opened, timeout_s) for opened in self._open.values()]
         self._open.clear()
         failures = [result for result in await asyncio.gather(*closing, return_exceptions=True) if result is not None]
+        await self._root.disown()
         for failure in failures:
             log.error("topic_not_closed", cause=str(failure))
         if failures:
             raise failures[0]
+
+    @property
+    def sync_seconds(self) -> Histogram:
+        """How long syncs of all logs took."""
+        return self._files.pace.sync_seconds
 
     def uploader(self, topic: TopicName) -> Uploader | None:
         """Return an open topic's uploader."""
@@ -219,27 +264,28 @@ class WalStorageFactory:
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
-    async def _open_topic(self, topic: TopicName, level: AckLevel | None) -> _Open:
-        loop = asyncio.get_running_loop()
-        on_disk = await loop.run_in_executor(None, self._generations, *topic.path_parts())
-        known = await self._registry.get(topic)
+    async def _open_topic(self, topic: TopicName, level: AckLevel | None, found: _Found | None) -> _Open:
+        owned = await self._root.own()
+        if found is None:
+            found = _Found(await self._registry.get(topic), await self._root.generations(topic))
+        known = found.record
         if known is not None and known.deleted:
             await self._remove(topic, known)  # what a failure left of it, which nobody would find any more
-        if not on_disk and known is None:
+        if not found.on_disk and known is None:
             async with aclosing(self._store.list(topic_prefix(topic))) as listing:
                 if await anext(listing, None) is not None:
                     raise UnknownHistoryError(str(topic), self._store.name)
-        record = await self._registry.claim(topic, on_disk)
-        directory = self._root.joinpath(*topic.path_parts(), str(record.generation))
+        record = await self._registry.claim(topic, known, found.on_disk)
+        directory = self._root.directory(topic, record.generation)
         shared = self.config.wal
         config = replace(shared, dir=directory, topic=str(topic), level=shared.level if level is None else level)
         if config.ack_level >= AckLevel.CLOUD and not self.config.upload.enabled:
             raise InvalidConfigError("level", "CLOUD needs the uploader; enable it, or choose level FSYNC")
         catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
-        wal = await Wal.with_config(config, files=self._files, clock=self._clock)
+        wal = await Wal.with_config(config, files=self._files, clock=self._clock, within=owned)
         try:
-            wal, uploader, last = await self._join_tiers(wal, catalog, record)
-            first = await catalog.first()
+            wal, uploader, last = await self._join_tiers(wal, catalog, record, owned)
+            first = last if last is None or last.start == 0 else await catalog.first()
         except BaseException:
             await wal.close()
             raise
@@ -250,18 +296,18 @@ class WalStorageFactory:
         return self._start_tasks(topic, record, storage, uploader, catalog)
 
     async def _join_tiers(
-        self, wal: Wal, catalog: ObjectCatalog, record: TopicRecord
+        self, wal: Wal, catalog: ObjectCatalog, record: TopicRecord, owned: Lock
     ) -> tuple[Wal, Uploader | None, Descriptor | None]:
         """Find where objects end, and start the log anew there if it is behind."""
         last = await catalog.last()
         uploader = None
         if self.config.upload.enabled:
-            checkpoint = UploadCheckpoint(self._files, self._directory_of(wal))
+            checkpoint = UploadCheckpoint(self._files, self._root.directory(catalog.topic, catalog.generation))
             uploader = Uploader(wal, self._store, catalog, checkpoint, self.config.upload, epoch=record.epoch)
             log_is_enough = wal.next_offset > 0 and (last is None or wal.next_offset >= last.stop)
             try:
                 async with asyncio.timeout(ASK_TIMEOUT_S if log_is_enough else None):
-                    last = await uploader.recover(log_is_open=False)
+                    last = await uploader.recover_behind(last, log_is_open=False)
             except (StoreUnavailableError, StoreRefusedError, TimeoutError) as error:
                 if not log_is_enough:
                     raise
@@ -274,7 +320,11 @@ class WalStorageFactory:
         await prove(self._store, catalog, start, last.stop)
         await wal.close()
         resumed = await Wal.with_config(
-            wal.config, files=self._files, clock=self._clock, resume=Resume(last.stop, last.append_time_us)
+            wal.config,
+            files=self._files,
+            clock=self._clock,
+            resume=Resume(last.stop, last.append_time_us),
+            within=owned,
         )
         if uploader is not None:
             uploader.carry_on(resumed)
@@ -288,12 +338,18 @@ class WalStorageFactory:
         uploader: Uploader | None,
         catalog: ObjectCatalog,
     ) -> _Open:
+        keeper = Keeper(str(topic), storage, self._clock)
         if uploader is None:
             watch = asyncio.create_task(self._watch_growth(topic, storage))
-            return _Open(record, storage, None, None, [watch])
+            return _Open(record, storage, None, None, keeper, [watch])
         deleter = Deleter(storage, self._store, catalog, uploader, self.config.retention, self._clock)
-        tasks = [asyncio.create_task(uploader.run()), asyncio.create_task(deleter.run())]
-        return _Open(record, storage, uploader, deleter, tasks)
+        tasks = [asyncio.create_task(self._run_uploader(uploader)), asyncio.create_task(deleter.run())]
+        return _Open(record, storage, uploader, deleter, keeper, tasks)
+
+    async def _run_uploader(self, uploader: Uploader) -> None:
+        """Upload once all topics are open: after a crash each has something, and opening goes first."""
+        await self._started.wait()
+        await uploader.run()
 
     async def _watch_growth(self, topic: TopicName, storage: WalStorage) -> None:
         watch = GrowthWatch(str(topic), self.config.retention)
@@ -302,30 +358,30 @@ class WalStorageFactory:
                 storage.active_bytes + sum(segment.size for segment in storage.sealed_segments()),
                 "uploads are off, so nothing is pruned: enable uploader, or choose a retention policy",
             )
-            await asyncio.sleep(self.config.retention.check_interval_minutes * 60)
+            await asyncio.sleep(self.config.retention.check_interval_s)
 
     # --- closing and deleting -----------------------------------------------------------------------------------------
 
     async def _stop(self, opened: _Open) -> None:
         if opened.uploader is not None:
             await opened.uploader.settle(self.config.drain_timeout_s)
-        for task in opened.tasks:
-            task.cancel()
-        if opened.tasks:
-            await asyncio.wait(opened.tasks)
+        await self._end_tasks(opened)
         if opened.uploader is not None:
             opened.uploader.end()
 
-    async def _close(self, opened: _Open) -> None:
+    async def _end_tasks(self, opened: _Open) -> None:
         for task in opened.tasks:
             task.cancel()
         await asyncio.wait(opened.tasks)
+
+    async def _close(self, opened: _Open, timeout_s: float) -> None:
+        await self._end_tasks(opened)
         if opened.uploader is not None:
             try:
-                async with asyncio.timeout(self.config.drain_timeout_s):
+                async with asyncio.timeout(timeout_s):
                     await opened.uploader.drain()
             except (IsterError, TimeoutError) as error:
-                cause = str(error) or f"it took longer than {self.config.drain_timeout_s:g} s"
+                cause = str(error) or f"it took longer than {timeout_s:g} s"
                 log.warning("not_all_uploaded", topic=opened.uploader.topic, offset=opened.uploader.uploaded.value,
                             cause=cause)  # fmt: skip
             opened.uploader.end()
@@ -335,8 +391,7 @@ class WalStorageFactory:
         """Remove what is left of a deleted generation; can be done again and again."""
         catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
         # The log first, because that asks for its lock: nothing is taken from a topic that another process has open.
-        directory = self._root.joinpath(*topic.path_parts(), str(record.generation))
-        await asyncio.get_running_loop().run_in_executor(None, self._remove_directory, directory)
+        await self._root.remove(topic, record.generation)
         keys = [info.key async for info in self._store.list(generation_prefix(topic, record.generation))]
         for key in keys:
             await self._store.delete(key)
@@ -344,60 +399,6 @@ class WalStorageFactory:
         log.info(
             "topic_deleted", topic=str(topic), generation=record.generation, objects=len(keys), described=described
         )
-
-    def _refuse_owned(self, topic: TopicName) -> None:
-        """Raise LockedError when another process has a topic open."""
-        for generation in self._generations(*topic.path_parts()):
-            self._files.lock(self._root.joinpath(*topic.path_parts(), str(generation))).release()
-
-    def _remove_directory(self, directory: Path) -> None:
-        try:
-            names = self._files.names(directory)
-        except FileNotFoundError:
-            return
-        lock = self._files.lock(directory)
-        try:
-            for name in names:
-                if name != LOCK_NAME:
-                    self._files.remove(directory / name)
-            with suppress(FileNotFoundError):
-                self._files.remove(directory / LOCK_NAME)
-            self._files.remove_directory(directory)
-            self._files.sync_directory(directory.parent)
-        finally:
-            lock.release()
-
-    # --- the disk -----------------------------------------------------------------------------------------------------
-
-    def _directories(self) -> dict[TopicName, list[int]]:
-        """Return the topics that have a directory, with their generations."""
-        found: dict[TopicName, list[int]] = {}
-        for namespace in self._names(self._root):
-            for topic in self._names(self._root / namespace):
-                generations = self._generations(namespace, topic)
-                if not generations:
-                    continue
-                try:
-                    found[TopicName(namespace, topic)] = generations
-                except InvalidNameError:
-                    log.warning("directory_ignored", directory=str(self._root / namespace / topic))
-        return found
-
-    def _generations(self, namespace: str, topic: str) -> list[int]:
-        """Return the generations that a topic has directories of."""
-        return sorted(int(name) for name in self._names(self._root / namespace / topic) if name.isdecimal())
-
-    def _names(self, directory: Path) -> list[str]:
-        try:
-            return self._files.names(directory)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    def _directory_of(self, wal: Wal) -> Path:
-        directory = wal.config.dir
-        assert directory is not None, "every log of a factory has one"
-        assert not isinstance(directory, str), "WalConfig makes it a path"
-        return directory
 
     def _lock(self, topic: TopicName) -> asyncio.Lock:
         return self._locks.setdefault(topic, asyncio.Lock())

@@ -7,6 +7,7 @@ log's format on its way in, so what is refused and what is read back is the same
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from ister.core.errors import LogClosedError, OffsetOutOfRangeError
@@ -16,7 +17,7 @@ from ister.ports.clock import SystemClock
 from ister.storage.cursors import MemoryCursors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ister.core.message import StreamMessage
     from ister.core.offsets import StartPosition
@@ -92,6 +93,11 @@ class InMemoryStorage:
         at = offset - self._start
         return self._messages[at : at + READ_MESSAGES_MAX]
 
+    async def offset_at(self, append_time_us: int) -> int:
+        """Return the first offset whose message was stored at this time or later, the next offset when there is none."""
+        self._refuse_closed()
+        return self._start + bisect_left(self._messages, append_time_us, key=lambda message: message.append_time_us)
+
     async def flush(self) -> None:
         """Do nothing more: memory is as safe as it gets."""
         self._refuse_closed()
@@ -111,6 +117,17 @@ class InMemoryStorage:
         if not self._cursors.has_reached(subscription, cursor):
             self._refuse_outside(cursor)
         return await self._cursors.advance(subscription, cursor)
+
+    async def save_cursors(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """Keep the progress of the subscriptions that are known; returns their cursors."""
+        self._refuse_closed()
+        return await self._cursors.advance_known({name: min(at, self.next_offset) for name, at in wanted.items()})
+
+    async def reset_cursor(self, subscription: str, cursor: int) -> int:
+        """Move a subscription to an offset that is held, or to the end, back too."""
+        self._refuse_closed()
+        self._refuse_outside(cursor)
+        return await self._cursors.put(subscription, cursor)
 
     async def forget_cursor(self, subscription: str) -> None:
         """Forget a subscription, so that it holds nothing back any more."""
@@ -132,7 +149,7 @@ class InMemoryStorage:
         """Return the same: every append time is known."""
         return self.sealed_segments()
 
-    async def seal(self, reached_bytes: int) -> None:
+    async def seal(self, reached_bytes: int, newest_before_us: int | None = None) -> None:
         """Do nothing: there are no files."""
 
     async def prune(self, before: int) -> int:

@@ -36,7 +36,7 @@ class PersistentStorage(Protocol):
     """One topic's messages and the progress of its subscriptions.
 
     Offsets are dense. A cursor is the next offset that its subscription will consume: everything below is
-    acknowledged. Cursors never go back, and are kept only up to what survives a power loss.
+    acknowledged. Cursors go back only by `reset_cursor`, and are kept only up to what survives a power loss.
     """
 
     @property
@@ -74,6 +74,22 @@ class PersistentStorage(Protocol):
         """
         ...
 
+    async def save_cursors(self, wanted: Mapping[str, int]) -> Mapping[str, int]:
+        """Keep the progress of many subscriptions, each as far as that survives a power loss now; returns what is kept.
+
+        Waits for no message to become durable: what is left is kept by a later call. A subscription that is not known is
+        not made known. Costs nothing when nothing changed.
+        """
+        ...
+
+    async def reset_cursor(self, subscription: str, cursor: int) -> int:
+        """Move a subscription to an offset that is held, or to the end, back too; returns once that is durable."""
+        ...
+
+    async def offset_at(self, append_time_us: int) -> int:
+        """Return the first offset whose message was stored at this time or later, the next offset when there is none."""
+        ...
+
     async def forget_cursor(self, subscription: str) -> None:
         """Forget a subscription, so that it holds nothing back any more; returns once that is durable."""
         ...
@@ -90,8 +106,11 @@ class PersistentStorage(Protocol):
         """Return the sealed segments with their append times, found out where they were not known."""
         ...
 
-    async def seal(self, reached_bytes: int) -> None:
-        """Seal the segment that is being written if it has reached this size; does nothing where there is none."""
+    async def seal(self, reached_bytes: int, newest_before_us: int | None = None) -> None:
+        """Seal the segment that is being written if it has reached this size, or its newest message is this old.
+
+        Does nothing where there are no segments.
+        """
         ...
 
     async def prune(self, before: int) -> int:

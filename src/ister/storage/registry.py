@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ister.core.errors import CorruptMetadataError, FencedError
 from ister.core.names import TopicName
+from ister.ports.metadata.pages import entries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +22,12 @@ PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic's generation, the count of its openings, and whether it was deleted."""
+    """A topic's generation, the count of its openings, and whether it was deleted; `version` is the metadata's."""
 
     generation: int
     epoch: int
     deleted: bool = False
+    version: int = field(default=0, compare=False)
 
 
 class TopicTakenError(FencedError):
@@ -51,24 +53,23 @@ class TopicRegistry:
     async def all(self, damaged: dict[TopicName, IsterError] | None = None) -> dict[TopicName, TopicRecord]:
         """Return every record, those of deleted topics too; one that is damaged goes to `damaged`, else it is raised."""
         found: dict[TopicName, TopicRecord] = {}
-        start = ""
-        while page := await self._metadata.list(self._prefix, start=start, limit=PAGE):
-            for entry in page:
-                topic = TopicName.parse(entry.key.removeprefix(self._prefix[:-1]))
-                try:
-                    found[topic] = _load(entry)
-                except CorruptMetadataError as error:
-                    if damaged is None:
-                        raise
-                    damaged[topic] = error
-            start = page[-1].key + "\0"
+        async for entry in entries(self._metadata, self._prefix, PAGE):
+            topic = TopicName.parse(entry.key.removeprefix(self._prefix[:-1]))
+            try:
+                found[topic] = _load(entry)
+            except CorruptMetadataError as error:
+                if damaged is None:
+                    raise
+                damaged[topic] = error
         return found
 
-    async def claim(self, topic: TopicName, on_disk: Sequence[int]) -> TopicRecord:
-        """Open a topic: decide its generation, count its epoch, and write that down before anything else is done."""
-        entry = await self._metadata.get(self._key(topic))
-        record = decide_record(None if entry is None else _load(entry), on_disk)
-        await self._write(topic, record, 0 if entry is None else entry.version)
+    async def claim(self, topic: TopicName, known: TopicRecord | None, on_disk: Sequence[int]) -> TopicRecord:
+        """Open a topic: decide its generation, count its epoch, and write that down before anything else is done.
+
+        `known` is its record as it was read; TopicTakenError when it has changed since.
+        """
+        record = decide_record(known, on_disk)
+        await self._write(topic, record, 0 if known is None else known.version)
         return record
 
     async def mark_deleted(self, topic: TopicName) -> TopicRecord | None:
@@ -125,4 +126,4 @@ def _load(entry: Entry) -> TopicRecord:
         raise CorruptMetadataError(entry.key, f"it is not a topic's record ({type(error).__name__})") from None
     if not (isinstance(generation, int) and isinstance(epoch, int) and isinstance(deleted, bool) and generation > 0):
         raise CorruptMetadataError(entry.key, "what it says of a topic cannot be")
-    return TopicRecord(generation, epoch, deleted)
+    return TopicRecord(generation, epoch, deleted, entry.version)

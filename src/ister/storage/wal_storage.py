@@ -7,6 +7,7 @@ use of a cursor, whichever comes first, never in between: an append could hide t
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +19,12 @@ from ister.core.recover import Recovery, Verdict
 from ister.core.retain import SealedSegment
 from ister.storage.cursors import CursorFile, MemoryCursors
 from ister.storage.tiers import ObjectTier, TieredReader
+from ister.storage.times import offset_at
 from ister.wal.config import AckLevel
 from ister.wal.directory import Segment, judge_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ister.core.message import StreamMessage
     from ister.core.offsets import StartPosition
@@ -46,6 +48,7 @@ class WalStorage:
         self._ready = False
         self._closing = False
         self._sealing = asyncio.Lock()
+        self._levelling = asyncio.Lock()
 
     @classmethod
     def from_wal(cls, wal: Wal, objects: ObjectTier | None = None) -> WalStorage:
@@ -54,8 +57,7 @@ class WalStorage:
         A log in memory keeps its cursors in memory, and has no objects.
         """
         directory = wal.config.dir
-        if wal.config.ack_level >= AckLevel.CLOUD and (objects is None or objects.uploader is None):
-            raise InvalidConfigError("level", "CLOUD needs the uploader; enable it, or choose level FSYNC")
+        _refuse_level(wal.config.ack_level, objects)
         if directory is None:
             return cls(wal, MemoryCursors())
         return cls(wal, CursorFile(wal.files, Path(directory), wal.config.name, wal.recovered_offset), objects)
@@ -98,23 +100,57 @@ class WalStorage:
         """The offset that the next message gets."""
         return self._wal.next_offset
 
+    # --- levels -------------------------------------------------------------------------------------------------------
+
+    @property
+    def level(self) -> AckLevel:
+        """What an append waits for."""
+        return self._wal.config.ack_level
+
+    async def set_level(self, level: AckLevel | None) -> None:
+        """Have appends wait for another level from now on; None is what the log's `sync_mode` implies, the least there is.
+
+        Appends that wait already keep their promise. When the level was raised, this returns once everything that readers
+        have seen survives a power loss.
+        """
+        config = replace(self._wal.config, level=level)
+        _refuse_level(config.ack_level, self._objects)
+        async with self._levelling:
+            self._refuse_closed()
+            if config.ack_level is self.level:
+                return
+            self._waits_for_cloud |= config.ack_level >= AckLevel.CLOUD
+            try:
+                await self._wal.set_level(level)
+            finally:
+                self._waits_for_cloud = self.level >= AckLevel.CLOUD
+
+    def set_cloud_timeout(self, timeout_s: float) -> None:
+        """Have appends at level CLOUD wait so long, from now on; means nothing where there are no objects."""
+        if not timeout_s > 0:
+            raise InvalidConfigError("cloud_timeout_s", f"{timeout_s!r} must be more than 0")
+        if self._objects is not None:
+            self._objects.timeout_s = timeout_s
+
     # --- messages -----------------------------------------------------------------------------------------------------
 
     async def append_message(self, message: StreamMessage) -> int:
-        """Store one message; returns its offset once it has reached the log's level."""
+        """Store one message; returns its offset once it has reached the level that counted when this was called."""
+        waits_for_cloud = self._waits_for_cloud
         if not self._ready:
             await self._open()
         offset = await self._wal.append(message)
-        if self._waits_for_cloud:
+        if waits_for_cloud:
             await self._wait_uploaded(offset + 1)
         return offset
 
     async def append_messages(self, messages: Sequence[StreamMessage]) -> range:
         """Store many messages in one write, all or none; returns their offsets."""
+        waits_for_cloud = self._waits_for_cloud
         if not self._ready:
             await self._open()
         offsets = await self._wal.append_batch(messages)
-        if self._waits_for_cloud:
+        if waits_for_cloud:
             await self._wait_uploaded(offsets.stop)
         return offsets
 
@@ -123,6 +159,11 @@ class WalStorage:
         if self._objects is None:
             return self._wal.create_reader(position)
         return TieredReader(self._wal, self._objects, position)
+
+    async def offset_at(self, append_time_us: int) -> int:
+        """Return the first offset whose message was stored at this time or later, the next offset when there is none."""
+        self._refuse_closed()
+        return await offset_at(self, append_time_us)
 
     async def flush(self) -> None:
         """Return once every message given so far survives power loss."""
@@ -151,14 +192,29 @@ class WalStorage:
         subscription would skip the ones that take their offsets.
         """
         await self._open()
-        while not self._cursors.has_reached(subscription, cursor):
-            if not self.start_offset <= cursor <= self.next_offset:
-                raise OffsetOutOfRangeError(cursor, self.start_offset, self.next_offset)
-            if cursor <= self._safe_offset():
-                break
-            await self._wal.sync()
+        if not self._cursors.has_reached(subscription, cursor):
+            await self._sync_below(cursor)
         self._refuse_closed()
         return await self._cursors.advance(subscription, cursor)
+
+    async def save_cursors(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """Keep the progress of many subscriptions in one write, each up to the synced offset; returns what is kept.
+
+        Forces no sync: a cursor that is cut back here goes on with a later call. A subscription that is not known is not
+        made known: it was forgotten meanwhile. Costs nothing when nothing changed.
+        """
+        if not self._ready:
+            await self._open()
+        self._refuse_closed()
+        safe = self._safe_offset()
+        return await self._cursors.advance_known({name: min(cursor, safe) for name, cursor in wanted.items()})
+
+    async def reset_cursor(self, subscription: str, cursor: int) -> int:
+        """Move a subscription to an offset that is held, or to the end, back too; returns once that is on disk."""
+        await self._open()
+        await self._sync_below(cursor)
+        self._refuse_closed()
+        return await self._cursors.put(subscription, cursor)
 
     async def forget_cursor(self, subscription: str) -> None:
         """Forget a subscription, so that it holds nothing back any more; returns once that is on disk."""
@@ -189,12 +245,13 @@ class WalStorage:
                 segment.append_time_us = found.append_time_us
         return self.sealed_segments()
 
-    async def seal(self, reached_bytes: int) -> None:
-        """Start the next file if the one that is being written has reached this size."""
+    async def seal(self, reached_bytes: int, newest_before_us: int | None = None) -> None:
+        """Start the next file if the one that is being written has reached this size, or its newest message is this old."""
         if self._wal.config.dir is None:
             return
         async with self._sealing:
-            if self._wal.active_bytes >= reached_bytes:
+            is_old = newest_before_us is not None and self._wal.append_time_us < newest_before_us
+            if is_old or self._wal.active_bytes >= reached_bytes:
                 await self._wal.rotate()
                 if self._objects is not None and self._objects.uploader is not None:
                     self._objects.uploader.hurry()
@@ -225,6 +282,18 @@ class WalStorage:
         assert objects.uploader is not None, "from_wal refuses level CLOUD without an uploader"
         await objects.uploader.wait_uploaded(offset, objects.timeout_s)
 
+    async def _sync_below(self, cursor: int) -> None:
+        """Return once the messages below a cursor survive a power loss; OffsetOutOfRangeError when it cannot be.
+
+        From its last look at the offsets to its return there is no await: who saves the cursor then is before retention.
+        """
+        while True:
+            if not self.start_offset <= cursor <= self.next_offset:
+                raise OffsetOutOfRangeError(cursor, self.start_offset, self.next_offset)
+            if cursor <= self._safe_offset():
+                return
+            await self._wal.sync()
+
     def _refuse_closed(self) -> None:
         """Whoever owns the directory next must not find us writing in it."""
         if self._closing or self._wal.closed:
@@ -232,6 +301,11 @@ class WalStorage:
 
     def _safe_offset(self) -> int:
         return self._wal.next_offset if self._wal.config.dir is None else self._wal.synced_offset
+
+
+def _refuse_level(level: AckLevel, objects: ObjectTier | None) -> None:
+    if level >= AckLevel.CLOUD and (objects is None or objects.uploader is None):
+        raise InvalidConfigError("level", "CLOUD needs the uploader; enable it, or choose level FSYNC")
 
 
 def _judge_sealed(files: Files, segment: Segment, stop: int) -> Recovery:

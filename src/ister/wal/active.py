@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.core.errors import DiskFullError
+from ister.core.errors import BusyError, DiskFullError
 from ister.core.frame import Marker, encode_marker
 from ister.ports.files import replace_file
 from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, dump_checkpoint
@@ -36,8 +36,18 @@ class NoRoomToRotateError(Exception):
     """The old file is synced, but there is no room for a new one."""
 
 
+class NotOpenedError(BusyError):
+    """A log's file that was at rest cannot be opened now."""
+
+    def __init__(self, log_name: str, file: str, cause: str) -> None:
+        self.log = log_name
+        self.file = file
+        self.cause = cause
+        super().__init__(f"log {log_name} cannot open its file {file}: {cause}; nothing was stored, try again")
+
+
 class ActiveFiles:
-    """A log's files, the last of them open for appending."""
+    """A log's files, the last of them open for appending, or at rest."""
 
     def __init__(
         self, files: Files, directory: Path, names: FileNames, opened: OpenedLog, *, write_bytes_max: int
@@ -50,6 +60,7 @@ class ActiveFiles:
         self._names = names
         self._lock = opened.lock
         self._file: File = opened.active
+        self.resting = opened.resting
         self._nonce = opened.nonce
         self._write_bytes_max = write_bytes_max
         self.worker = files.worker()
@@ -148,6 +159,27 @@ class ActiveFiles:
         """Return once the active file's bytes are on disk; returns the seconds that this took."""
         return self._file.sync()
 
+    def rest(self, next_offset: int, log_name: str) -> None:
+        """Close the active file, all of it durable, and attested: nothing of it may depend on an error that comes later.
+
+        Once nobody has a file open, Linux may forget that writing it has failed.
+        """
+        self._file.sync()
+        if self.attested < next_offset:
+            self.mark(next_offset, next_offset, self.pos, log_name)
+            self._file.sync()
+        self.resting = True
+        self._file.close()
+
+    def wake(self) -> None:
+        """Open the active file again, which must be as it was left."""
+        file = self.files.open(self.active.path)
+        size = file.size()
+        if size != self.pos:
+            file.close()
+            raise BrokenFileError(f"{self.active.path.name} has {size} bytes, {self.pos} were written")
+        self._file, self.resting = file, False
+
     def make_next(self, path: Path, sealed: list[SealedFile]) -> File:
         """Sync the old file, make the new one and its name durable; the order is the point (F11)."""
         self._file.sync()
@@ -179,14 +211,16 @@ class ActiveFiles:
     def close(self) -> None:
         """Make the closing marker durable too, so that rot is told from a torn tail from now on, and let go."""
         try:
-            self._file.sync()
+            if not self.resting:
+                self._file.sync()
             self._write_checkpoint(sealed_files(self.segments[:-1], self.active.first))
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Let go of the directory without touching it."""
-        self._file.close()
+        if not self.resting:
+            self._file.close()
         self._lock.release()
 
     def _write_checkpoint(self, sealed: list[SealedFile]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -99,7 +99,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class OpenedLog:
-    """A log that is ready to be appended to: its files, the last of them open, and where it stands."""
+    """A log that is ready to be appended to: its files, the last of them open or at rest, and where it stands."""
 
     lock: Lock
     segments: list[Segment]
@@ -108,25 +108,37 @@ class OpenedLog:
     nonce: int
     next_offset: int
     append_time_us: int
+    resting: bool = False
 
     def abandon(self) -> None:
         """Let go of it without touching it."""
-        self.active.close()
+        if not self.resting:
+            self.active.close()
         self.lock.release()
 
 
 def open_directory(
-    files: Files, directory: Path, names: FileNames, nonce: int, log_name: str, resume: Resume | None = None
+    files: Files,
+    directory: Path,
+    names: FileNames,
+    nonce: int,
+    log_name: str,
+    resume: Resume | None = None,
+    within: Lock | None = None,
 ) -> OpenedLog:
-    """Take ownership of a directory and make its log ready; changes nothing when it refuses."""
+    """Take ownership of a directory and make its log ready; changes nothing when it refuses.
+
+    `within` is a lock that the caller holds on a directory above. Where open files are counted, the log's last file is
+    closed again, and opened when something is appended.
+    """
     files.make_directory(directory)
-    lock = files.lock(directory)
+    lock = files.lock(directory, within)
     try:
         opened = _open_locked(files, directory, names, nonce, lock)
-        if resume is None or opened.next_offset >= resume.offset:
-            return opened
-        opened.active.close()
-        return _start_behind(files, directory, names, nonce, opened, resume)
+        if resume is not None and opened.next_offset < resume.offset:
+            opened.active.close()
+            return _start_behind(files, directory, names, nonce, opened, resume)
+        return opened if files.slots is None else _put_to_rest(opened)
     except OSError as error:
         lock.release()
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
@@ -135,6 +147,17 @@ def open_directory(
     except BaseException:
         lock.release()
         raise
+
+
+def _put_to_rest(opened: OpenedLog) -> OpenedLog:
+    """Close the last file, all of it durable; a new one stays open, for its opening marker is not written yet."""
+    if not opened.active_bytes:
+        return opened
+    try:
+        opened.active.sync()
+    finally:
+        opened.active.close()
+    return replace(opened, resting=True)
 
 
 def _start_behind(

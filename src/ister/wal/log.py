@@ -1,39 +1,39 @@
-"""The write-ahead log: append, group commit, rotation, and what happens when the disk says no.
+"""The write-ahead log: append, levels, reading, pruning, and what happens when the disk says no.
 
-One writer, dense offsets. All state changes happen on the event loop; the disk is asked for anything slow (sync,
-rotation, pruning) from a thread, by one job at a time. Appends of one loop iteration become one write. docs/adr/0004
-has the acknowledgement levels, docs/adr/0005 the ownership.
+One writer, dense offsets. All state changes happen on the event loop; the disk is asked for anything slow from a thread, by
+one job at a time (`jobs`). Appends of one loop iteration become one write. docs/adr/0004 has the acknowledgement levels,
+docs/adr/0005 the ownership.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
-
-import structlog
 
 from ister.core.errors import (
     DiskFullError,
     IsterError,
     LogClosedError,
     OffsetOutOfRangeError,
-    PoisonedError,
     SyncFailedError,
     WriteFailedError,
 )
-from ister.core.warm import warm
 from ister.ports.background import in_background
 from ister.ports.clock import SystemClock
 from ister.ports.files import OsFiles, said
-from ister.ports.progress import Progress
-from ister.wal.active import ActiveFiles, BrokenFileError, NoRoomToRotateError, sealed_files
+from ister.wal.active import ActiveFiles, BrokenFileError
 from ister.wal.cache import FrameCache
 from ister.wal.config import AckLevel, SyncMode, WalConfig
-from ister.wal.directory import FileNames, OpenedLog, Resume, Segment, open_directory
-from ister.wal.pending import CHUNK_BYTES, MARK_S, SyncTarget, Tick, arrow_chunks, fail, message_chunks
+from ister.wal.directory import FileNames
+from ister.wal.jobs import TAKES_FILE, DiskJobs
+from ister.wal.opening import get_ready, open_log
+from ister.wal.pending import CHUNK_BYTES, Tick, arrow_chunks, message_chunks
+from ister.wal.pruning import Pruner
 from ister.wal.reader import WalReader, read_raw
-from ister.wal.timers import Timers
+from ister.wal.waiters import fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,72 +45,56 @@ if TYPE_CHECKING:
     from ister.core.offsets import StartPosition
     from ister.core.segment import Place, RawRun
     from ister.ports.clock import Clock
-    from ister.ports.files import File, Files
-    from ister.wal.pending import Refusals, Waiter
+    from ister.ports.files import Files, Lock
+    from ister.ports.progress import Progress
+    from ister.wal.directory import OpenedLog, Resume, Segment
+    from ister.wal.waiters import Waiter
 
-log = structlog.get_logger()
 
-
-class Wal:
+class Wal(DiskJobs):
     """An append-only log of messages with dense offsets; `await Wal.with_config(WalConfig(...))` opens one."""
 
     def __init__(self, config: WalConfig, clock: Clock, opened: OpenedLog | None, disk: ActiveFiles | None) -> None:
         """Use `with_config`, which recovers what is on disk first."""
-        self.config = config
-        self._clock = clock
-        self._loop = asyncio.get_running_loop()
-        self._disk = disk
-        self._next = self._synced = self.recovered_offset = opened.next_offset if opened else 0
+        super().__init__(config, clock, disk, opened.next_offset if opened else 0)
+        self.recovered_offset = self._next
         self._append_time_us = opened.append_time_us if opened else 0
-        self._waits_for_sync = disk is not None and config.ack_level >= AckLevel.FSYNC
         self._flush_bytes = min(config.max_batch_bytes, CHUNK_BYTES)
         self._cache = FrameCache(config.cache_capacity, self._next)
         self._tick: Tick | None = None
-        self._sync_waiters: list[tuple[int, Waiter]] = []
-        self._rotate_waiters: list[Waiter] = []
-        self._refused: Refusals = []
-        self._visible = Progress(self._next)
-        self._written_bytes = 0
-        self._synced_bytes = Progress(0)
-        self._job = ""
-        self._job_waiters: list[asyncio.Future[None]] = []
-        self._rotate_wanted = self._sync_wanted = False
-        self._unmarked: SyncTarget | None = None
-        self._timers = Timers()
-        self._closing = self._closed = False
+        self._pruner = Pruner(disk, config.name) if disk else None
         self._close_job: asyncio.Task[None] | None = None
-        self._prune_job: asyncio.Task[None] | None = None
-        self._poison = ""
 
     @classmethod
     async def with_config(
-        cls, config: WalConfig, *, files: Files | None = None, clock: Clock | None = None, resume: Resume | None = None
+        cls,
+        config: WalConfig,
+        *,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        resume: Resume | None = None,
+        within: Lock | None = None,
     ) -> Wal:
         """Open a log: own its directory, recover what is there, and bring an unsynced tail to safety.
 
         `resume` is where a later tier ends that provably holds everything before: a log that is behind starts there.
+        `within` is a lock that the caller holds on a directory above.
         """
         clock = clock or SystemClock()
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, warm)
+        await get_ready()
         directory = config.dir
         if directory is None:
             return cls(config, clock, None, None)
         assert not isinstance(directory, str), "WalConfig makes it a path"
         files = files or OsFiles()
-        names = FileNames.of(config.file_name)
-        opening = loop.run_in_executor(
-            None, open_directory, files, directory, names, clock.wall_us(), config.name, resume
-        )
-        try:
-            opened = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # The thread goes on; whatever it opens must be let go again, or nobody can ever open this log.
-            opening.add_done_callback(_abandon)
-            raise
-        disk = ActiveFiles(files, directory, names, opened, write_bytes_max=config.max_batch_bytes)
-        wal = cls(config, clock, opened, disk)
-        wal._attest(disk.begin, wal._next)
+        async with nullcontext() if files.slots is None else files.slots.opening():
+            opened = await open_log(files, directory, config, clock.wall_us(), resume, within)
+            names = FileNames.of(config.file_name)
+            disk = ActiveFiles(files, directory, names, opened, write_bytes_max=config.max_batch_bytes)
+            wal = cls(config, clock, opened, disk)
+            wal._attest(disk.begin, wal._next)
+            if wal._slots is not None and not disk.resting:
+                wal._slots.hold(wal)
         return wal
 
     # --- where it stands ----------------------------------------------------------------------------------------------
@@ -126,16 +110,6 @@ class Wal:
         return self._next
 
     @property
-    def synced_offset(self) -> int:
-        """Every message below this offset survives power loss."""
-        return self._synced if self._disk else 0
-
-    @property
-    def visible_offset(self) -> int:
-        """Readers see what is below: what has reached the log's level."""
-        return self._synced if self._waits_for_sync else self._next
-
-    @property
     def append_time_us(self) -> int:
         """The append time of the newest message, 0 when there is none."""
         return self._append_time_us
@@ -146,6 +120,27 @@ class Wal:
         return self._disk.pos if self._disk else 0
 
     @property
+    def log_bytes(self) -> int:
+        """How many bytes all its files have, 0 in memory."""
+        disk = self._disk
+        return disk.pos + sum(segment.size for segment in disk.segments[:-1]) if disk else 0
+
+    @property
+    def appended(self) -> int:
+        """How many messages were appended since it was opened."""
+        return self._next - self.recovered_offset
+
+    @property
+    def appended_bytes(self) -> int:
+        """How many bytes their frames have."""
+        return self._written_bytes
+
+    @property
+    def pruned_files(self) -> int:
+        """How many files were pruned since it was opened."""
+        return self._pruner.files_gone if self._pruner else 0
+
+    @property
     def synced_bytes(self) -> Progress:
         """How many bytes of messages were appended and synced since the log was opened."""
         return self._synced_bytes
@@ -154,6 +149,11 @@ class Wal:
     def closed(self) -> bool:
         """Whether it was closed."""
         return self._closed
+
+    @property
+    def poison(self) -> str:
+        """Why it takes nothing more until it is opened again; empty while it does."""
+        return self._poison
 
     @property
     def cache(self) -> FrameCache:
@@ -189,6 +189,7 @@ class Wal:
 
         Cancelling does not take it back: it is stored, and the caller does not know.
         """
+        waits_for_sync = self._waits_for_sync
         while self._closing or self._poison or (self._tick is not None and self._tick.size >= self._flush_bytes):
             await self._admit()
         tick = self._tick
@@ -199,7 +200,10 @@ class Wal:
         tick.add(message, waiter)
         if tick.size >= self._flush_bytes:
             self._flush()
-        return await waiter
+        offset = await waiter
+        if waits_for_sync and offset >= self._synced:
+            await self._wait_synced(offset + 1)  # the level was lowered meanwhile; the promise stands
+        return offset
 
     async def append_batch(self, messages: Sequence[StreamMessage]) -> range:
         """Store many messages in one write, all or none; returns their offsets."""
@@ -226,6 +230,23 @@ class Wal:
         await self._wait_synced(self._next)
         return self._synced
 
+    async def set_level(self, level: AckLevel | None) -> None:
+        """Have appends wait for another level from now on; None is what `sync_mode` implies.
+
+        What was given before keeps its promise. A higher level counts at once; this returns when all that readers have
+        seen has reached it, too: they are not made to unsee it.
+        """
+        config = replace(self.config, level=level)
+        await self.flush()
+        self._refuse()
+        self._shown = self.visible_offset
+        self.config = config
+        self._waits_for_sync = self._disk is not None and config.ack_level >= AckLevel.FSYNC
+        if self._waits_for_sync:
+            await self._wait_synced(self._shown)
+        else:
+            self._visible.reach(self._next)
+
     async def rotate(self) -> None:
         """Seal the active file and start the next; does nothing when it has no messages yet."""
         await self.flush()
@@ -233,7 +254,7 @@ class Wal:
         if self._disk is None or self._disk.active.first == self._next:
             return
         waiter: Waiter = self._loop.create_future()
-        self._rotate_waiters.append(waiter)
+        self._waiters.rotated.append(waiter)
         self._rotate_now()
         await waiter
 
@@ -242,27 +263,12 @@ class Wal:
 
         A file that the disk refuses to delete stays part of the log; the next call tries again.
         """
-        disk = self._disk
-        if disk is None:
+        if self._pruner is None:
             return self.start_offset
-        while self._prune_job is not None and not self._prune_job.done():
-            # One after the other: a file must never go before an older one, or the log has a hole.
-            await asyncio.shield(self._prune_job)
+        await self._pruner.ended()
         self._refuse()
-        count = 0
-        while count + 1 < len(disk.segments) and disk.segments[count + 1].first <= before:
-            count += 1
-        doomed, disk.segments[:] = disk.segments[:count], disk.segments[count:]
-        if doomed:
-            self._prune_job = asyncio.create_task(self._remove(disk, doomed))
-            await asyncio.shield(self._prune_job)
+        await self._pruner.prune(before)
         return self.start_offset
-
-    async def _remove(self, disk: ActiveFiles, doomed: list[Segment]) -> None:
-        gone = await self._loop.run_in_executor(None, disk.remove, doomed)
-        disk.segments[:0] = doomed[gone:]
-        size = sum(segment.size for segment in doomed[:gone])
-        log.info("log_pruned", log=self.config.name, files=gone, bytes=size, start=self.start_offset)
 
     async def close(self) -> None:
         """Sync everything, let go of the directory, and end every reader; a poisoned log is only let go of.
@@ -286,8 +292,8 @@ class Wal:
             failure = error
         while self._job:
             await self._wait_job()
-        if self._prune_job is not None:
-            await self._prune_job
+        if self._pruner is not None:
+            await self._pruner.ended()
         self._timers.disarm()
         self._mark()
         self._closed = True
@@ -300,6 +306,7 @@ class Wal:
             except OSError as error:
                 failure = failure or SyncFailedError(self.config.name, f"closing it failed: {said(error)}")
             self._disk.worker.close()
+            self._give_slot_back()
         if failure is not None:
             raise failure
 
@@ -332,10 +339,6 @@ class Wal:
         """Return the time for messages stored now; never before that of the message before."""
         return max(self._append_time_us, self._clock.wall_us())
 
-    def _refuse_poisoned(self) -> None:
-        if self._poison:
-            raise PoisonedError(self.config.name, self._poison)
-
     def _refuse(self) -> None:
         self._refuse_poisoned()
         if self._closing:
@@ -348,31 +351,37 @@ class Wal:
             await self._wait_job()
 
     async def _append_chunks(self, encode: Callable[[int, int], list[Chunk]]) -> range:
+        waits_for_sync = self._waits_for_sync
         await self.flush()
         self._refuse()
-        while self._job == "rotate":
-            await self._admit()
+        while self._job in TAKES_FILE or (self._disk is not None and self._disk.resting):
+            await self._wait_file()
             await self.flush()
             self._refuse()
         start, append_time_us = self._next, self._stamp()
-        chunks = encode(start, append_time_us)
-        if not chunks:
-            return range(start, start)
-        stop = chunks[-1].stop
         try:
+            chunks = encode(start, append_time_us)
+            if not chunks:
+                return range(start, start)
             self._write(chunks, append_time_us)
         except DiskFullError as error:
             waiter: Waiter = self._loop.create_future()
             self._refuse_durably([waiter], error)
             await waiter
-        if self._waits_for_sync:
+        finally:
+            self._next_job()  # the file may be wanted elsewhere, and have been held for this alone
+        stop = chunks[-1].stop
+        if waits_for_sync or self._waits_for_sync:
             await self._wait_synced(stop)
         return range(start, stop)
 
     def _flush(self) -> None:
-        """Write what is pending as one write, unless the file is just being exchanged for the next one."""
+        """Write what is pending as one write, unless the file is not there just now."""
         tick = self._tick
-        if tick is None or self._job == "rotate":
+        if tick is None or self._job in TAKES_FILE:
+            return
+        if self._disk is not None and self._disk.resting:
+            self._start_open()
             return
         self._tick = None
         waiters = tick.waiters
@@ -387,7 +396,7 @@ class Wal:
             fail(waiters, error)
         else:
             if self._waits_for_sync:
-                self._sync_waiters += zip(range(tick.start + 1, tick.stop + 1), waiters, strict=True)
+                self._waiters.synced += zip(range(tick.start + 1, tick.stop + 1), waiters, strict=True)
                 self._next_job()
             else:
                 for offset, waiter in enumerate(waiters, tick.start):
@@ -412,6 +421,8 @@ class Wal:
             self._visible.reach(self._next)
         if disk is None:
             return
+        if self._slots is not None:
+            self._slots.used(self, self._loop.time())
         if self.config.sync_mode is SyncMode.PERIODIC:
             self._timers.arm("sync", self.config.fsync_interval_ms / 1000, self._sync_now)
         if disk.pos >= self.config.max_bytes:
@@ -419,162 +430,13 @@ class Wal:
         elif self.config.max_hours is not None:
             self._timers.arm("rotate", self.config.max_hours * 3600, self._rotate_now)
 
-    def _mark(self) -> None:
-        """Attest what was synced last; not while the file is exchanged, which attests it all."""
-        disk, target = self._disk, self._unmarked
-        if disk is None or target is None or self._poison or self._job == "rotate":
-            return
-        if target.offset > disk.attested:
-            self._attest(disk.mark, self._next, target.offset, target.pos)
-
-    def _attest(self, write: Callable[..., None], *arguments: int) -> None:
-        """Write a marker, which nobody waits for."""
-        try:
-            write(*arguments, log_name=self.config.name)
-        except BrokenFileError as error:
-            self._poisoned(str(error))
-
     def _refuse_durably(self, waiters: Sequence[Waiter], error: DiskFullError) -> None:
         """Say no only once the cut is on disk: else a power loss could bring back what was refused."""
-        self._refused.append((waiters, error))
+        self._waiters.refused.append((waiters, error))
         self._next_job()
 
-    # --- inside: one job at a time for the disk -----------------------------------------------------------------------
-
-    def _sync_now(self) -> None:
-        self._sync_wanted = self._next > self._synced
-        self._next_job()
-
-    def _rotate_now(self) -> None:
-        self._rotate_wanted = True
-        self._next_job()
-
-    async def _wait_synced(self, offset: int) -> None:
-        if self._disk is None or self._synced >= offset:
-            return
-        waiter: Waiter = self._loop.create_future()
-        self._sync_waiters.append((offset, waiter))
-        self._next_job()
-        await waiter
-
-    async def _wait_job(self) -> None:
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._job_waiters.append(waiter)
-        await waiter
-
-    def _next_job(self) -> None:
-        """Start what the disk should do next, if it is doing nothing."""
-        if self._rotate_wanted:
-            self._start_rotation()
-        if self._refused or self._sync_wanted or any(offset > self._synced for offset, _ in self._sync_waiters):
-            self._start_sync()
-
-    def _start_sync(self) -> None:
-        disk = self._disk
-        if self._job or self._poison or self._closed or disk is None:
-            return
-        self._job = "sync"
-        self._sync_wanted = False
-        target = SyncTarget(self._next, disk.pos, self._written_bytes, self._refused)
-        self._refused = []
-        done = partial(self._sync_done, disk, target)
-        if len(self._sync_waiters) == 1 and disk.files.pace.may_wait_here(self, self._loop.time()):
-            done(*disk.sync_here())
-        else:
-            disk.worker.run(disk.sync, done)
-
-    def _sync_done(self, disk: ActiveFiles, target: SyncTarget, seconds: float, error: BaseException | None) -> None:
-        if error is not None:
-            # Not retried: after a failed sync Linux marks the pages clean, so a second call succeeds for data that
-            # never reached the disk (docs/faults.md, F8).
-            self._refused += target.refused
-            self._poisoned(f"syncing {disk.active.path.name} failed: {said(error)}")
-        else:
-            disk.files.pace.took(self, self._loop.time(), seconds)
-            for waiters, refusal in target.refused:
-                fail(waiters, refusal)
-            self._synced_up_to(target.offset, target.written)
-            self._unmarked = target
-            self._timers.arm("mark", MARK_S, self._mark)
-        self._job_ended()
-
-    def _synced_up_to(self, offset: int, count: int) -> None:
-        self._synced = offset
-        self._synced_bytes.reach(count)
-        waiting, self._sync_waiters = self._sync_waiters, []
-        for wanted, waiter in waiting:
-            if wanted > offset:
-                self._sync_waiters.append((wanted, waiter))
-            elif not waiter.done():
-                waiter.set_result(wanted - 1)
-        if self._waits_for_sync:
-            self._visible.reach(offset)
-
-    def _start_rotation(self) -> None:
-        disk = self._disk
-        if self._job or self._poison or self._closed or disk is None:
-            return
-        self._rotate_wanted = False
-        self._timers.disarm("rotate")
-        if disk.active.first == self._next:
-            self._rotated(self._next)
-            return
-        self._job = "rotate"
-        segment = disk.following(self._next)
-        make_next = partial(disk.make_next, segment.path, sealed_files(disk.segments, self._next))
-        disk.worker.run(make_next, partial(self._rotation_done, disk, segment))
-
-    def _rotation_done(self, disk: ActiveFiles, segment: Segment, file: File, error: BaseException | None) -> None:
-        if isinstance(error, NoRoomToRotateError):
-            # The old file is synced and goes on; the next append tries again.
-            self._synced_up_to(segment.first, self._written_bytes)
-            full = DiskFullError(self.config.name)
-            fail(self._rotate_waiters, full)
-            self._rotate_waiters = []
-            if self._tick is not None:
-                fail(self._tick.waiters, full)
-                self._tick = None
-        elif error is not None:
-            self._poisoned(f"rotating {disk.active.path.name} failed: {said(error)}")
-        else:
-            sealed, self._unmarked = disk.active, None
-            disk.switch(segment, file, self._clock.wall_us())
-            log.info("file_sealed", log=self.config.name, file=sealed.path.name, start=sealed.first, stop=segment.first)
-            self._synced_up_to(segment.first, self._written_bytes)
-            self._attest(disk.begin, self._next)
-            self._rotated(segment.first)
-        self._job_ended()
-
-    def _rotated(self, offset: int) -> None:
-        for waiter in self._rotate_waiters:
-            if not waiter.done():
-                waiter.set_result(offset)
-        self._rotate_waiters = []
-
-    def _job_ended(self) -> None:
-        self._job = ""
-        self._flush()
-        self._next_job()
-        waiting, self._job_waiters = self._job_waiters, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _poisoned(self, cause: str) -> None:
-        """Take nothing more, and tell everyone who waits."""
-        self._poison = cause
-        log.error("log_poisoned", log=self.config.name, cause=cause)
-        unknown = SyncFailedError(self.config.name, cause)
-        fail([waiter for _, waiter in self._sync_waiters], unknown)
-        fail(self._rotate_waiters, unknown)
-        for waiters, _ in self._refused:
-            fail(waiters, unknown)
-        self._sync_waiters, self._rotate_waiters, self._refused = [], [], []
-        if self._tick is not None:
-            fail(self._tick.waiters, PoisonedError(self.config.name, cause))
-            self._tick = None
-
-
-def _abandon(opening: asyncio.Future[OpenedLog]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().abandon()
+    def _fail_pending(self, error: IsterError) -> None:
+        """Refuse what was given and not written yet."""
+        tick, self._tick = self._tick, None
+        if tick is not None:
+            fail(tick.waiters, error)

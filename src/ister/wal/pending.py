@@ -12,16 +12,12 @@ from ister.core.errors import InvalidMessageError
 from ister.core.frame import FRAME_BYTES_MAX, encode_batch, encode_unsealed
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Sequence
 
     import pyarrow as pa
 
-    from ister.core.errors import IsterError
     from ister.core.message import StreamMessage
-
-    Waiter = asyncio.Future[int]
-    Refusals = list[tuple[Sequence[Waiter], IsterError]]
+    from ister.wal.waiters import Refusals, Waiter
 
 CHUNK_BYTES = 1024 * 1024
 """About how much is encoded, kept in memory and read as one piece."""
@@ -100,11 +96,3 @@ def bounded(chunks: list[Chunk]) -> list[Chunk]:
     if sum(len(chunk.frames) for chunk in chunks) > BATCH_BYTES_MAX:
         raise InvalidMessageError("batch", f"is larger than {BATCH_BYTES_MAX} bytes encoded; split it")
     return chunks
-
-
-def fail(waiters: Sequence[Waiter], error: IsterError) -> None:
-    """Tell everyone who still waits."""
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_exception(error)
-            waiter.exception()  # a waiter that was cancelled meanwhile is no reason for a warning

@@ -15,6 +15,7 @@ from ister.core.columns import Chunk, Scan, corrupt, messages_of, scan_run
 from ister.core.errors import CorruptLogError, LogClosedError, OffsetOutOfRangeError
 from ister.core.frame import HEADER, HEADER_BYTES
 from ister.core.segment import Place, RawRun
+from ister.ports.ahead import ahead
 from ister.wal.directory import READ_BYTES, Segment, unreadable
 
 if TYPE_CHECKING:
@@ -116,14 +117,7 @@ class WalReader:
     ) -> asyncio.Future[tuple[Chunk, Scan, int]]:
         """Have a thread read the next MiB; while its messages are built and used, it reads the one after that."""
         loop = asyncio.get_running_loop()
-        reading = loop.run_in_executor(None, read_segment, self._wal.files, segment, offset, at, limit, wanted)
-        reading.add_done_callback(_noticed)  # a read ahead that fails is told when it is needed, or never
-        return reading
-
-
-def _noticed(reading: asyncio.Future[tuple[Chunk, Scan, int]]) -> None:
-    if not reading.cancelled():
-        reading.exception()
+        return ahead(loop.run_in_executor(None, read_segment, self._wal.files, segment, offset, at, limit, wanted))
 
 
 def read_segment(

@@ -73,7 +73,9 @@ class EtcdMetadata:
         addresses, secure = parse_endpoints(endpoints, tls=ca is not None or cert is not None)
         tls = None
         if secure:
-            pems = await asyncio.to_thread(lambda: [path and Path(path).read_bytes() for path in (ca, key, cert)])
+            pems = await asyncio.to_thread(
+                lambda: [Path(path).read_bytes() if path else None for path in (ca, key, cert)]
+            )
             tls = grpc.ssl_channel_credentials(*pems)
         login = None if user is None or password is None else Login(user, password)
         cluster = Cluster(addresses, tls=tls, login=login, timeout_s=timeout_s)

@@ -167,7 +167,7 @@ class Cluster:
             case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.UNAUTHENTICATED:
                 raise InvalidConfigError("metadata", f"{self.name} does not let us {action}: {details}") from None
             case grpc.StatusCode.INVALID_ARGUMENT if "too large" in details:
-                raise InvalidMessageError("metadata value", f"is too large for {self.name}: {action}") from None
+                raise InvalidMessageError("metadata value", f"is too large for etcd: {action}") from None
             case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.FAILED_PRECONDITION:
                 raise InvalidConfigError("metadata", f"{self.name} refused to {action}: {details}") from None
             case grpc.StatusCode.RESOURCE_EXHAUSTED:  # etcd is full, or busy: it did nothing

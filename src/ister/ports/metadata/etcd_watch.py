@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from aetcd import rpc
@@ -36,7 +36,7 @@ class EtcdWatch:
         self._given = 0
         self._skip = 0
         self._refusals = 0
-        self._stream: grpc.aio.StreamStreamCall | None = None
+        self._stream: grpc.aio.StreamStreamCall[Any, Any] | None = None
         self._read_ahead: deque[Change] = deque()
 
     def __aiter__(self) -> EtcdWatch:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ from ister.core.errors import InvalidConfigError, MetadataUnavailableError
 from ister.ports.metadata import sqlite_rows as rows
 from ister.ports.metadata.keys import check_value, key_bytes, key_range
 from ister.ports.metadata.leases import LeaseBook
-from ister.ports.metadata.sqlite_file import HistoryBounds, ReadFile, WriteFile
+from ister.ports.metadata.sqlite_file import HistoryBounds, ReadFile, Wanted, WriteFile
 from ister.ports.metadata.watches import POLL_S, Bell, History, HistoryWatch, Place
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from ister.ports.metadata.store import Change, Entry, Lease
 
     T = TypeVar("T")
+
+
+TOGETHER_MAX = 256
+"""How many changes share a sync at most."""
 
 
 class SqliteMetadata:
@@ -39,6 +45,7 @@ class SqliteMetadata:
         self._file = file
         self._loop = asyncio.get_running_loop()
         self._bell = Bell()
+        self._wanted: deque[Wanted] = deque()
         self._book = LeaseBook(self.name, monotonic=monotonic, check=self._check, remove=self._remove_lease)
 
     @classmethod
@@ -139,15 +146,33 @@ class SqliteMetadata:
         return await self._loop.run_in_executor(self._thread, self._file.query, action, ask)
 
     async def _change(self, action: str, act: Callable[[sqlite3.Connection], rows.Changed]) -> int:
+        """Have a change made; all that wait for the thread at the same time share a sync."""
         self._check(action)
-        return await self._loop.run_in_executor(self._thread, self._commit, self._writer(), action, act)
+        wanted = Wanted(action, act)
+        file = self._writer()
+        self._wanted.append(wanted)
+        try:
+            await self._loop.run_in_executor(self._thread, self._commit, file)
+        except asyncio.CancelledError:
+            with suppress(ValueError):  # else it is being made, or was
+                self._wanted.remove(wanted)
+            raise
+        if wanted.error is not None:
+            raise wanted.error
+        return wanted.version
 
-    def _commit(self, file: WriteFile, action: str, act: Callable[[sqlite3.Connection], rows.Changed]) -> int:
+    def _commit(self, file: WriteFile) -> None:
         """Change the file; the watches hear of it also when nobody waits for the answer any more."""
-        version = file.change(action, act)
+        wanted: list[Wanted] = []
+        with suppress(IndexError):
+            while len(wanted) < TOGETHER_MAX:
+                wanted.append(self._wanted.popleft())
+        if not wanted:
+            return  # an earlier turn has made it
+        file.change_all(wanted)
+        version = max(change.version for change in wanted)
         if version:
             self._loop.call_soon_threadsafe(self._bell.ring, version)
-        return version
 
     def _check(self, action: str) -> None:
         if self._bell.closed:

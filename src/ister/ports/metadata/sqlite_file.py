@@ -18,7 +18,7 @@ from ister.core.errors import CorruptMetadataError, LockedError, MetadataUnavail
 from ister.ports.metadata import sqlite_rows as rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from typing import TypeVar
 
@@ -45,6 +45,18 @@ class _State(NamedTuple):
     wal_bytes: int
     main_bytes: int
     main_mtime_ns: int
+
+
+class Wanted:
+    """A change that someone waits for, and what became of it: a version, 0 when nothing was to change, or an error."""
+
+    __slots__ = ("act", "action", "error", "version")
+
+    def __init__(self, action: str, act: Callable[[sqlite3.Connection], rows.Changed]) -> None:
+        self.action = action
+        self.act = act
+        self.version = 0
+        self.error: Exception | None = None
 
 
 class ReadFile:
@@ -164,6 +176,36 @@ class WriteFile:
             return 0
         self._since = (changes, size)
         return changed.version
+
+    def change_all(self, wanted: Sequence[Wanted]) -> None:
+        """Make many changes durable with one sync, in order, each as if it were alone; each is told its own outcome."""
+        if len(wanted) > 1 and not self._broken:
+            with suppress(MetadataUnavailableError, CorruptMetadataError, sqlite3.Error):
+                self._change_together(wanted)
+                return
+        # One of them failed before anything was committed: whose fault it was shows when each is tried by itself.
+        for change in wanted:
+            try:
+                change.version = self.change(change.action, change.act)
+            except Exception as error:  # noqa: BLE001  # it belongs to whoever wanted this
+                change.error = error
+
+    def _change_together(self, wanted: Sequence[Wanted]) -> None:
+        results: list[rows.Changed] = []
+
+        def act(connection: sqlite3.Connection) -> rows.Changed:
+            results.extend(change.act(connection) for change in wanted)
+            version = max(result.version for result in results)
+            return rows.Changed(sum(r.keys for r in results), version, sum(r.value_bytes for r in results))
+
+        try:
+            self.change(f"make {len(wanted)} changes", act)
+        except MetadataUnknownError as error:
+            for change in wanted:
+                change.error = MetadataUnknownError(str(self._path), change.action, error.cause)
+            return
+        for change, result in zip(wanted, results, strict=True):
+            change.version = result.version
 
     def close(self) -> None:
         """Let go of the file, then of its lock."""

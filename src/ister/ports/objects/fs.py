@@ -10,6 +10,7 @@ import asyncio
 import errno
 import os
 import secrets
+import stat
 import time
 from contextlib import suppress
 from itertools import islice
@@ -183,6 +184,13 @@ class FsStore:
 
     def _walk(self, directory: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Go through `directory` (empty, or ending with a slash) in the order of keys."""
+        below = prefix.find("/", len(directory)) + 1 if prefix.startswith(directory) else 0
+        if below:
+            # The way is known: where there are a thousand topics, a thousand listings would see a million names.
+            name = prefix[:below]
+            if _may_hold(name, prefix, after) and _is_directory(self._root / name):
+                yield from self._walk(name, prefix, after)
+            return
         try:
             with os.scandir(self._root / directory) as entries:
                 names = sorted(
@@ -211,6 +219,13 @@ def _may_hold(name: str, prefix: str, after: str) -> bool:
     if not name.endswith("/"):
         return name.startswith(prefix) and name > after
     return (name.startswith(prefix) or prefix.startswith(name)) and (name > after or after.startswith(name))
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)  # a link is none: what it leads to is not ours
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _info(key: str, path: Path) -> ObjectInfo | None:

@@ -1,0 +1,336 @@
+"""Measure the broker against floors of the same run: server and client in a process each, alternating rounds, medians.
+
+The client is the same for both. Every answer and every delivery is checked as it comes. The last line is one JSON object;
+docs/performance.md says what each figure means and what limits it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+
+from broker_client import Client
+from broker_process import BrokerProcess, floor_server
+from ister.rpc import danube_admin_pb2 as admin
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+ROUNDS = 5
+PAYLOAD_BYTES = 200
+IN_FLIGHT = 64
+ROUND_MESSAGES = 100_000
+"""Five rounds store the backlog of 500,000 that is then caught up with."""
+FLOOR_MESSAGES = 30_000
+ALONE = 3_000
+WINDOW = 1000
+RATE = 1000
+E2E_S = 5.0
+SUBSCRIPTIONS = 10
+FANOUT_MESSAGES = 2_000
+TOPICS = 1000
+IDLE_S = 10.0
+TOPIC = "/default/backlog"
+
+
+class Figures:
+    """The figures of each round."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[str, list[float]] = {}
+
+    def note(self, name: str, value: float) -> None:
+        self._rounds.setdefault(name, []).append(value)
+
+    def median(self, name: str) -> float:
+        return statistics.median(self._rounds[name])
+
+    def spread(self) -> dict[str, tuple[float, float, float]]:
+        return {name: (min(found), statistics.median(found), max(found)) for name, found in self._rounds.items()}
+
+
+class Backlog:
+    """Which payloads were stored, and which came back: each once."""
+
+    def __init__(self) -> None:
+        self._stored = 0
+        self._waiting: set[bytes] = set()
+
+    def more(self, count: int) -> tuple[int, list[bytes]]:
+        """Return the next payloads, and the number of the first."""
+        start = self._stored
+        payloads = [b"%-*d" % (PAYLOAD_BYTES, number) for number in range(start, start + count)]
+        self._stored += count
+        self._waiting.update(payloads)
+        return start, payloads
+
+    def check(self, _offset: int, payload: bytes) -> None:
+        self._waiting.remove(payload)  # an error when it was never stored, or comes a second time
+
+    @property
+    def stored(self) -> int:
+        return self._stored
+
+    @property
+    def missing(self) -> int:
+        return len(self._waiting)
+
+
+@asynccontextmanager
+async def connected(target: str) -> AsyncIterator[Client]:
+    client = Client(target)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def ask(target: str, method: str, request, answer) -> None:
+    async with grpc.aio.insecure_channel(target) as channel:
+        call = channel.unary_unary(
+            f"/danube_admin.TopicAdmin/{method}",
+            request_serializer=lambda given: given.SerializeToString(),
+            response_deserializer=answer.FromString,
+        )
+        assert (await call(request, timeout=60)).success
+
+
+async def create_topic(broker: BrokerProcess, topic: str) -> None:
+    request = admin.NewTopicRequest(name=topic, dispatch_strategy=admin.Reliable)
+    await ask(broker.admin_target, "CreateTopic", request, admin.TopicResponse)
+
+
+async def set_window(broker: BrokerProcess, topic: str, subscription: str) -> None:
+    request = admin.SetSubscriptionDispatchConfigRequest(
+        topic=topic,
+        subscription=subscription,
+        dispatch_config=admin.SubscriptionDispatchConfig(max_unacked_messages=WINDOW),
+    )
+    await ask(broker.admin_target, "SetSubscriptionDispatchConfig", request, admin.SubscriptionResponse)
+
+
+# --- producing --------------------------------------------------------------------------------------------------------
+
+
+async def produce_round(broker: BrokerProcess, floor: str, backlog: Backlog, figures: Figures) -> None:
+    """Send many at a time and one at a time, to the floor and to the broker."""
+    async with connected(floor) as client:
+        producer = await client.producer(TOPIC)
+        payloads = [bytes(PAYLOAD_BYTES)] * FLOOR_MESSAGES
+        gc.collect()
+        figures.note("floor_unary_64_msgs_s", FLOOR_MESSAGES / await producer.send_all(0, payloads, IN_FLIGHT))
+        times = await producer.latencies_us(0, payloads[:ALONE])
+        figures.note("floor_ack_p50_us", times[ALONE // 2])
+        figures.note("floor_ack_p99_us", times[ALONE * 99 // 100])
+    async with connected(broker.target) as client:
+        producer = await client.producer(TOPIC)
+        start, payloads = backlog.more(ROUND_MESSAGES - ALONE)
+        gc.collect()
+        figures.note("unary_64_msgs_s", len(payloads) / await producer.send_all(start, payloads, IN_FLIGHT))
+        start, payloads = backlog.more(ALONE)
+        began = time.perf_counter()
+        times = await producer.latencies_us(start, payloads)
+        figures.note("unary_1_msgs_s", ALONE / (time.perf_counter() - began))
+        figures.note("ack_p50_us", times[ALONE // 2])
+        figures.note("ack_p99_us", times[ALONE * 99 // 100])
+
+
+# --- catching up ------------------------------------------------------------------------------------------------------
+
+
+async def catch_up_round(broker: BrokerProcess, floor: str, backlog: Backlog, start: int, figures: Figures) -> None:
+    async with connected(floor) as client:
+        consumer = await client.consumer(TOPIC, "backlog")
+        gc.collect()
+        spent = await consumer.drain(0, FLOOR_MESSAGES, _is_floors)
+        figures.note("floor_catchup_msgs_s", FLOOR_MESSAGES / spent)
+    async with connected(broker.target) as client:
+        consumer = await client.consumer(TOPIC, "backlog")
+        gc.collect()
+        figures.note("catchup_msgs_s", ROUND_MESSAGES / await consumer.drain(start, ROUND_MESSAGES, backlog.check))
+
+
+def _is_floors(_offset: int, payload: bytes) -> None:
+    assert payload == bytes(PAYLOAD_BYTES)
+
+
+# --- from a producer to consumers -------------------------------------------------------------------------------------
+
+
+class Deliveries:
+    """When each message came, at one of several subscriptions; insists on order."""
+
+    def __init__(self, count: int) -> None:
+        self.at: list[float] = []
+        self.complete = asyncio.Event()
+        self._count = count
+
+    def take(self, message) -> None:
+        assert int(message.payload) == len(self.at), f"{message.payload!r} came, {len(self.at)} was due"
+        self.at.append(time.perf_counter())
+        if len(self.at) == self._count:
+            self.complete.set()
+
+
+@asynccontextmanager
+async def following(client: Client, topic: str, deliveries: list[Deliveries]) -> AsyncIterator[None]:
+    """Keep a consumer in each of so many subscriptions."""
+    tasks = []
+    for number, each in enumerate(deliveries):
+        consumer = await client.consumer(topic, f"sub-{number}")
+        started = asyncio.Event()
+        tasks.append(asyncio.create_task(consumer.follow(each.take, started)))
+        await started.wait()
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def e2e_round(broker: BrokerProcess, number: int, figures: Figures) -> None:
+    """Produce a thousand a second, each at its moment; a message's time begins when it was due."""
+    topic = f"/default/e2e-{number}"
+    await create_topic(broker, topic)
+    count = int(RATE * E2E_S)
+    deliveries = Deliveries(count)
+    due: list[float] = []
+    sends: set[asyncio.Task[None]] = set()
+    async with connected(broker.target) as client, following(client, topic, [deliveries]):
+        producer = await client.producer(topic)
+        gc.collect()
+        began = time.perf_counter()
+        while len(due) < count:
+            moment = began + len(due) / RATE
+            wait = moment - time.perf_counter()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            task = asyncio.create_task(producer.send(len(due), b"%-*d" % (PAYLOAD_BYTES, len(due))))
+            due.append(moment)
+            sends.add(task)
+            task.add_done_callback(sends.discard)
+        async with asyncio.timeout(60):
+            await deliveries.complete.wait()
+            await asyncio.gather(*sends)
+    times = sorted((at - moment) * 1e6 for at, moment in zip(deliveries.at, due, strict=True))[count // 10 :]
+    figures.note("e2e_1000_p50_us", times[len(times) // 2])
+    figures.note("e2e_1000_p99_us", times[len(times) * 99 // 100])
+
+
+async def fanout_round(broker: BrokerProcess, number: int, figures: Figures) -> None:
+    """One producer, ten subscriptions with a consumer each; the figure counts deliveries."""
+    topic = f"/default/fanout-{number}"
+    await create_topic(broker, topic)
+    for sub in range(SUBSCRIPTIONS):
+        await set_window(broker, topic, f"sub-{sub}")
+    deliveries = [Deliveries(FANOUT_MESSAGES) for _ in range(SUBSCRIPTIONS)]
+    async with connected(broker.target) as client, following(client, topic, deliveries):
+        producer = await client.producer(topic)
+        gc.collect()
+        began = time.perf_counter()
+        await producer.send_all(0, [b"%-*d" % (PAYLOAD_BYTES, n) for n in range(FANOUT_MESSAGES)], 1)
+        async with asyncio.timeout(120):
+            for each in deliveries:
+                await each.complete.wait()
+        figures.note("fanout_msgs_s", SUBSCRIPTIONS * FANOUT_MESSAGES / (time.perf_counter() - began))
+
+
+# --- at rest ----------------------------------------------------------------------------------------------------------
+
+
+async def many_topics(scratch: Path, figures: Figures) -> None:
+    """Start with nothing, make a thousand topics with a message each, start again with them, and do nothing."""
+    with BrokerProcess(scratch / "idle") as broker:
+        await asyncio.sleep(1)
+        figures.note("rss_mb", broker.rss_mb())
+        async with connected(broker.target) as client:
+            for number in range(TOPICS):
+                producer = await client.producer(f"/default/topic-{number}")
+                await producer.send(1, b"x" * PAYLOAD_BYTES)
+        figures.note("rss_1000_created_mb", broker.rss_mb())
+    with BrokerProcess(scratch / "idle") as broker:
+        figures.note("start_1000_topics_s", broker.started_s)
+        await asyncio.sleep(3)
+        before = broker.cpu_s()
+        await asyncio.sleep(IDLE_S)
+        figures.note("idle_1000_topics_cpu_percent", (broker.cpu_s() - before) / IDLE_S * 100)
+        figures.note("rss_1000_topics_mb", broker.rss_mb())
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+def show(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+async def measure(scratch: Path) -> Figures:
+    figures = Figures()
+    show("starting with nothing, then with a thousand topics")
+    await many_topics(scratch, figures)
+    with BrokerProcess(scratch / "busy") as broker, floor_server(WINDOW, PAYLOAD_BYTES) as floor:
+        backlog = Backlog()
+        await create_topic(broker, TOPIC)
+        await set_window(broker, TOPIC, "backlog")
+        async with connected(broker.target) as client:
+            await client.consumer(TOPIC, "backlog")  # from here on everything is kept for it
+        await rounds("producing", lambda _: produce_round(broker, floor, backlog, figures))
+        assert backlog.stored == ROUNDS * ROUND_MESSAGES
+        await rounds(
+            "catching up", lambda number: catch_up_round(broker, floor, backlog, number * ROUND_MESSAGES, figures)
+        )
+        assert backlog.missing == 0, f"{backlog.missing} stored messages never came"
+        await rounds("from producer to consumer", lambda number: e2e_round(broker, number, figures))
+        await rounds("to ten subscriptions", lambda number: fanout_round(broker, number, figures))
+        figures.note("rss_busy_mb", broker.rss_mb())
+    return figures
+
+
+async def rounds(what: str, work: Callable) -> None:
+    for number in range(ROUNDS):
+        show(f"{what}, round {number + 1} of {ROUNDS}")
+        await work(number)
+
+
+def report(figures: Figures) -> dict[str, float]:
+    """Print every figure, and return those that count."""
+    ratios = {
+        "unary_64_ratio": figures.median("unary_64_msgs_s") / figures.median("floor_unary_64_msgs_s"),
+        "catchup_ratio": figures.median("catchup_msgs_s") / figures.median("floor_catchup_msgs_s"),
+        "ack_p50_ratio": figures.median("ack_p50_us") / figures.median("floor_ack_p50_us"),
+        "topics_mb": figures.median("rss_1000_topics_mb") - figures.median("rss_mb"),
+    }
+    print(f"{'':30}{'median':>14}{'least':>14}{'most':>14}")
+    for name, (least, median, most) in figures.spread().items():
+        digits = 0 if name.endswith(("msgs_s", "_us")) else 1
+        print(f"{name:30}{median:>14,.{digits}f}{least:>14,.{digits}f}{most:>14,.{digits}f}")
+    for name, value in ratios.items():
+        print(f"{name:30}{value:>14.2f}")
+    medians = {name: round(median, 1) for name, (_, median, _) in figures.spread().items()}
+    return {**medians, **{name: round(value, 3) for name, value in ratios.items()}}
+
+
+async def main() -> None:
+    scratch = Path(tempfile.mkdtemp(prefix="ister-bench-", dir=os.environ.get("ISTER_BENCH_DIR", "/var/tmp")))
+    try:
+        figures = await measure(scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    print(json.dumps({"bench": "broker", **report(figures)}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,142 @@
+"""The client of bench/broker.py: the same calls to the broker and to its floor. Imports nothing of ours.
+
+Every answer is checked as it comes: the number of the request, and of each delivery its offset and payload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+from danube.proto import DanubeApi_pb2 as api
+from danube.proto import DanubeApi_pb2_grpc as api_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ACKS_IN_FLIGHT = 64
+CALL_S = 60.0
+
+
+class Client:
+    """One connection to a server."""
+
+    def __init__(self, target: str) -> None:
+        self.channel = grpc.aio.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._producing = api_grpc.ProducerServiceStub(self.channel)
+        self._consuming = api_grpc.ConsumerServiceStub(self.channel)
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+    async def producer(self, topic: str, name: str = "producer") -> Producer:
+        answer = await self._producing.CreateProducer(
+            api.ProducerRequest(topic_name=topic, producer_name=name, dispatch_strategy=api.Reliable), timeout=CALL_S
+        )
+        return Producer(self._producing.SendMessage, topic, name, answer.producer_id)
+
+    async def consumer(self, topic: str, subscription: str) -> Consumer:
+        answer = await self._consuming.Subscribe(
+            api.ConsumerRequest(topic_name=topic, consumer_name="consumer", subscription=subscription), timeout=CALL_S
+        )
+        return Consumer(self._consuming, subscription, answer.consumer_id)
+
+
+class Producer:
+    """Sends, and insists on its own number in each answer."""
+
+    def __init__(self, call, topic: str, name: str, number: int) -> None:
+        self._call = call
+        self._name = name
+        self._id = api.MsgID(producer_id=number, topic_name=topic, broker_addr="http://127.0.0.1:6650")
+
+    async def send(self, number: int, payload: bytes) -> None:
+        answer = await self._call(
+            api.StreamMessage(
+                request_id=number,
+                msg_id=self._id,
+                payload=payload,
+                publish_time=1_700_000_000_000,
+                producer_name=self._name,
+            )
+        )
+        assert answer.request_id == number, "the answer is for another request"
+
+    async def send_all(self, start: int, payloads: list[bytes], in_flight: int) -> float:
+        """Send one message for each payload, so many at a time; returns seconds."""
+        numbered = enumerate(payloads, start)
+
+        async def lane() -> None:
+            for number, payload in numbered:
+                await self.send(number, payload)
+
+        began = time.perf_counter()
+        await asyncio.gather(*(lane() for _ in range(in_flight)))
+        return time.perf_counter() - began
+
+    async def latencies_us(self, start: int, payloads: list[bytes]) -> list[float]:
+        """Send one after the other; returns how long each took, sorted."""
+        times = []
+        for number, payload in enumerate(payloads, start):
+            began = time.perf_counter()
+            await self.send(number, payload)
+            times.append((time.perf_counter() - began) * 1e6)
+        return sorted(times)
+
+
+class Consumer:
+    """Receives in order and acknowledges, many acknowledgements at a time."""
+
+    def __init__(self, stub, subscription: str, number: int) -> None:
+        self._stub = stub
+        self._subscription = subscription
+        self._number = number
+
+    async def drain(self, start: int, count: int, check: Callable[[int, bytes], None]) -> float:
+        """Receive and acknowledge so many messages from this offset on; returns seconds."""
+        stream = self._stub.ReceiveMessages(api.ReceiveRequest(consumer_id=self._number))
+        waiting: asyncio.Queue[api.StreamMessage | None] = asyncio.Queue()
+
+        async def acknowledge() -> None:
+            while (message := await waiting.get()) is not None:
+                answer = await self._stub.Ack(
+                    api.AckRequest(
+                        request_id=message.request_id, msg_id=message.msg_id, subscription_name=self._subscription
+                    )
+                )
+                assert answer.request_id == message.request_id, "the answer is for another request"
+
+        acking = [asyncio.ensure_future(acknowledge()) for _ in range(ACKS_IN_FLIGHT)]
+        began = time.perf_counter()
+        for offset in range(start, start + count):
+            message = await stream.read()
+            assert message is not grpc.aio.EOF, "the stream has ended"
+            assert message.msg_id.topic_offset == offset, f"offset {message.msg_id.topic_offset} came, {offset} was due"
+            check(offset, message.payload)
+            waiting.put_nowait(message)
+        for _ in acking:
+            waiting.put_nowait(None)
+        await asyncio.gather(*acking)
+        spent = time.perf_counter() - began
+        stream.cancel()
+        return spent
+
+    async def follow(self, take: Callable[[api.StreamMessage], None], started: asyncio.Event) -> None:
+        """Receive and acknowledge until cancelled; `take` gets each message the moment it comes."""
+        stream = self._stub.ReceiveMessages(api.ReceiveRequest(consumer_id=self._number))
+        acks: set[asyncio.Future] = set()
+        try:
+            started.set()
+            while (message := await stream.read()) is not grpc.aio.EOF:
+                take(message)
+                ack = asyncio.ensure_future(self._ack(message))
+                acks.add(ack)
+                ack.add_done_callback(acks.discard)
+        finally:
+            stream.cancel()
+            await asyncio.gather(*acks)
+
+    async def _ack(self, message: api.StreamMessage) -> None:
+        await self._stub.Ack(api.AckRequest(msg_id=message.msg_id, subscription_name=self._subscription))

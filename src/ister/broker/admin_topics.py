@@ -1,0 +1,291 @@
+"""danube_admin.TopicAdmin: topics and their subscriptions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ister.broker.admin_brokers import ALONE, broker_id
+from ister.broker.failure_wire import policy_from_wire, policy_to_wire
+from ister.broker.records import SubscriptionRecord
+from ister.broker.service import Service, Unary
+from ister.broker.subscription import ReliableSubscription
+from ister.broker.texts import check_name
+from ister.broker.v1_shapes import subscription_names
+from ister.core.errors import InvalidRequestError, LimitError, NotFoundError, PreconditionError, UnsupportedError
+from ister.core.names import TopicName, partition_of
+from ister.rpc import danube_admin_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ister.broker.broker import Broker
+    from ister.broker.topic import Topic
+    from ister.core.failure import FailurePolicy
+
+PARTITIONS_MAX = 1024
+WINDOW_MAX = 10_000
+SETTINGS_MAX = 1000
+"""How many subscriptions of a topic may have settings before anyone has subscribed."""
+
+
+class AdminTopics:
+    """The handlers of danube_admin.TopicAdmin."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def services(self) -> tuple[Service, ...]:
+        """Describe the service."""
+        return (
+            Service(
+                "danube_admin.TopicAdmin",
+                (
+                    Unary("CreateTopic", self.create_topic, pb.NewTopicRequest, pb.TopicResponse, finishes=True),
+                    Unary(
+                        "CreatePartitionedTopic",
+                        self.create_partitioned_topic,
+                        pb.PartitionedTopicRequest,
+                        pb.TopicResponse,
+                        finishes=True,
+                    ),
+                    Unary("DeleteTopic", self.delete_topic, pb.TopicRequest, pb.TopicResponse, finishes=True),
+                    Unary("UnloadTopic", self.unload_topic, pb.TopicRequest, pb.TopicResponse),
+                    Unary("DescribeTopic", self.describe_topic, pb.DescribeTopicRequest, pb.DescribeTopicResponse),
+                    Unary(
+                        "ListNamespaceTopics", self.list_namespace_topics, pb.NamespaceRequest, pb.TopicInfoListResponse
+                    ),
+                    Unary("ListBrokerTopics", self.list_broker_topics, pb.BrokerRequest, pb.TopicInfoListResponse),
+                    Unary("ListSubscriptions", self.list_subscriptions, pb.TopicRequest, pb.SubscriptionListResponse),
+                    Unary(
+                        "Unsubscribe", self.unsubscribe, pb.SubscriptionRequest, pb.SubscriptionResponse, finishes=True
+                    ),
+                    Unary(
+                        "SetSubscriptionFailurePolicy",
+                        self.set_failure_policy,
+                        pb.SetSubscriptionFailurePolicyRequest,
+                        pb.SubscriptionResponse,
+                        finishes=True,
+                    ),
+                    Unary(
+                        "GetSubscriptionFailurePolicy",
+                        self.get_failure_policy,
+                        pb.GetSubscriptionFailurePolicyRequest,
+                        pb.GetSubscriptionFailurePolicyResponse,
+                    ),
+                    Unary(
+                        "SetSubscriptionDispatchConfig",
+                        self.set_dispatch_config,
+                        pb.SetSubscriptionDispatchConfigRequest,
+                        pb.SubscriptionResponse,
+                        finishes=True,
+                    ),
+                    Unary(
+                        "GetSubscriptionDispatchConfig",
+                        self.get_dispatch_config,
+                        pb.GetSubscriptionDispatchConfigRequest,
+                        pb.GetSubscriptionDispatchConfigResponse,
+                    ),
+                ),
+            ),
+        )
+
+    # --- topics -------------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, request: pb.NewTopicRequest) -> pb.TopicResponse:
+        """Make a topic."""
+        name = TopicName.parse(request.name)
+        reliable = _reliable(request.dispatch_strategy)
+        await self._broker.create_topic(name, reliable=reliable, subject=self._subject(request.schema_subject))
+        return pb.TopicResponse(success=True)
+
+    async def create_partitioned_topic(self, request: pb.PartitionedTopicRequest) -> pb.TopicResponse:
+        """Make all partitions of a topic, or none."""
+        base = TopicName.parse(request.base_name)
+        count = request.partitions
+        if not 1 <= count <= PARTITIONS_MAX:
+            raise InvalidRequestError(f"partitions {count} must be from 1 to {PARTITIONS_MAX}")
+        if partition_of(base) is not None:
+            raise InvalidRequestError(f"base_name {base} is itself the name of a partition")
+        TopicName(base.namespace, f"{base.topic}-part-{count - 1}")  # the longest name, before anything is made
+        reliable = _reliable(request.dispatch_strategy)
+        subject = self._subject(request.schema_subject)
+        await self._broker.create_partitioned(base, count, reliable=reliable, subject=subject)
+        return pb.TopicResponse(success=True)
+
+    async def delete_topic(self, request: pb.TopicRequest) -> pb.TopicResponse:
+        """Delete a topic with all its messages, or all partitions of one."""
+        await self._broker.delete_topic(TopicName.parse(request.name))
+        return pb.TopicResponse(success=True)
+
+    async def unload_topic(self, request: pb.TopicRequest) -> pb.TopicResponse:
+        """Refuse: a topic is unloaded for another broker to take it."""
+        self._broker.topic(request.name)
+        raise UnsupportedError(ALONE)
+
+    async def describe_topic(self, request: pb.DescribeTopicRequest) -> pb.DescribeTopicResponse:
+        """Tell what there is to know of a topic."""
+        topic = self._broker.topic(request.name)
+        answer = pb.DescribeTopicResponse(
+            name=topic.text,
+            subscriptions=subscription_names(topic),
+            broker_id=broker_id(self._broker),
+            delivery=_delivery(topic),
+        )
+        subject = topic.record.topic_schema.subject
+        if subject is not None:
+            answer.schema_subject = subject
+            latest = self._broker.schemas.latest(subject)
+            if latest is not None:
+                answer.schema_id = latest.schema_id
+                answer.schema_version = latest.version
+                answer.schema_type = latest.schema_type
+                answer.compatibility_mode = latest.compatibility
+        return answer
+
+    async def list_namespace_topics(self, request: pb.NamespaceRequest) -> pb.TopicInfoListResponse:
+        """Return a namespace's topics, sorted."""
+        return self._infos(self._broker.topics_of(request.name))
+
+    async def list_broker_topics(self, request: pb.BrokerRequest) -> pb.TopicInfoListResponse:
+        """Return the topics of a broker, sorted; this one hosts all that there are."""
+        if request.broker_id != broker_id(self._broker):
+            raise NotFoundError(f"broker {request.broker_id[:80]!r} not found; this one is {broker_id(self._broker)}")
+        return self._infos(self._broker.all_topics())
+
+    def _infos(self, topics: Iterable[Topic]) -> pb.TopicInfoListResponse:
+        this = broker_id(self._broker)
+        infos = [pb.TopicInfo(name=topic.text, broker_id=this, delivery=_delivery(topic)) for topic in topics]
+        return pb.TopicInfoListResponse(topics=infos)
+
+    def _subject(self, subject: str) -> str | None:
+        """Return a schema subject that is registered, None when none was given."""
+        if subject and not self._broker.schemas.exists(subject):
+            raise PreconditionError(f"schema subject {subject[:80]!r} not found; register it first")
+        return subject or None
+
+    # --- subscriptions ------------------------------------------------------------------------------------------------
+
+    async def list_subscriptions(self, request: pb.TopicRequest) -> pb.SubscriptionListResponse:
+        """Return a topic's subscriptions, sorted, each once."""
+        topic = self._broker.topic(request.name)
+        return pb.SubscriptionListResponse(subscriptions=subscription_names(topic))
+
+    async def unsubscribe(self, request: pb.SubscriptionRequest) -> pb.SubscriptionResponse:
+        """Forget a subscription that nobody uses, with its progress and its settings."""
+        name = TopicName.parse(request.topic)
+        check_name("subscription", request.subscription)
+        broker = self._broker
+        async with broker.changing(name):
+            topic = broker.topic(request.topic)
+            topic.check()
+            subscription = topic.subscriptions.get(request.subscription)
+            if subscription is None:
+                if request.subscription not in topic.settings_of:
+                    raise _no_subscription(topic, request.subscription)
+                await broker.records.forget_subscription(topic.name, request.subscription)
+                topic.settings_of.pop(request.subscription, None)
+            elif subscription.connected():
+                names = sorted(c.name for c in subscription.consumers.values() if c.stream is not None)
+                # The protocol has no better status for it.
+                raise NotFoundError(
+                    f"subscription {subscription.name} of topic {topic.text} has active consumers "
+                    f"({', '.join(names[:5])}); stop them first"
+                )
+            else:
+                await broker.remove_subscription(topic, subscription.name)
+        return pb.SubscriptionResponse(success=True)
+
+    async def set_failure_policy(self, request: pb.SetSubscriptionFailurePolicyRequest) -> pb.SubscriptionResponse:
+        """Say what a subscription does with messages that are not acknowledged; at once, or once it is made."""
+        if not request.HasField("failure_policy"):
+            raise InvalidRequestError("failure_policy is missing")
+        policy = policy_from_wire(request.failure_policy)
+        self._check_dead_letters(request.topic, policy)
+        await self._configure(request.topic, request.subscription, {"failure_policy": policy})
+        return pb.SubscriptionResponse(success=True)
+
+    async def get_failure_policy(
+        self, request: pb.GetSubscriptionFailurePolicyRequest
+    ) -> pb.GetSubscriptionFailurePolicyResponse:
+        """Return the policy that was set, none when it is the default."""
+        record = self._settings(request.topic, request.subscription)
+        policy = None if record.failure_policy is None else policy_to_wire(record.failure_policy)
+        return pb.GetSubscriptionFailurePolicyResponse(failure_policy=policy, subscription_type=record.kind)
+
+    async def set_dispatch_config(self, request: pb.SetSubscriptionDispatchConfigRequest) -> pb.SubscriptionResponse:
+        """Say how many messages of a subscription may be unacknowledged; at once, or once it is made."""
+        if not request.HasField("dispatch_config"):
+            raise InvalidRequestError("dispatch_config is missing")
+        window = request.dispatch_config.max_unacked_messages
+        if not 1 <= window <= WINDOW_MAX:
+            raise InvalidRequestError(f"max_unacked_messages {window} must be from 1 to {WINDOW_MAX}")
+        await self._configure(request.topic, request.subscription, {"window": window})
+        return pb.SubscriptionResponse(success=True)
+
+    async def get_dispatch_config(
+        self, request: pb.GetSubscriptionDispatchConfigRequest
+    ) -> pb.GetSubscriptionDispatchConfigResponse:
+        """Return the window that was set, none when it is the broker's."""
+        window = self._settings(request.topic, request.subscription).window
+        config = None if window is None else pb.SubscriptionDispatchConfig(max_unacked_messages=window)
+        return pb.GetSubscriptionDispatchConfigResponse(dispatch_config=config)
+
+    def _check_dead_letters(self, topic: str, policy: FailurePolicy) -> None:
+        """Refuse a topic for dead letters that would lose them, or give them to the same consumers again."""
+        target = policy.dead_letter_topic
+        if target is None:
+            return
+        if target == topic:
+            raise InvalidRequestError("dead_letter_topic is the topic itself: what is poisoned would come again")
+        found = self._broker.topics.get(target)
+        if found is not None and not found.reliable:
+            raise PreconditionError(f"dead_letter_topic {target} is not reliable: it would not keep what it gets")
+
+    async def _configure(self, text: str, name: str, change: dict[str, FailurePolicy | int]) -> None:
+        """Change what is known of a subscription, durably; one that nobody has made yet finds it when it is made."""
+        check_name("subscription", name)
+        broker = self._broker
+        async with broker.changing(TopicName.parse(text)):
+            topic = self._reliable_topic(text)
+            subscription = topic.subscriptions.get(name)
+            if subscription is None:
+                if name not in topic.settings_of and len(topic.settings_of) >= SETTINGS_MAX:
+                    raise LimitError(f"topic {text} has settings for {SETTINGS_MAX} subscriptions that nobody uses")
+                record = topic.settings_of.get(name, SubscriptionRecord(made=False)).model_copy(update=change)
+                await broker.records.save_subscription(topic.name, name, record)
+                topic.settings_of[name] = record
+            else:
+                assert isinstance(subscription, ReliableSubscription), "the topic is reliable"
+                record = subscription.record.model_copy(update=change)
+                await broker.records.save_subscription(topic.name, name, record)
+                subscription.configure(record)
+
+    def _settings(self, text: str, name: str) -> SubscriptionRecord:
+        check_name("subscription", name)
+        topic = self._reliable_topic(text)
+        subscription = topic.subscriptions.get(name)
+        record = topic.settings_of.get(name) if subscription is None else subscription.record
+        if record is None:
+            raise _no_subscription(topic, name)
+        return record
+
+    def _reliable_topic(self, text: str) -> Topic:
+        topic = self._broker.topic(text)
+        topic.check()
+        if not topic.reliable:
+            raise PreconditionError(f"topic {text} is not reliable: its messages are delivered once or not at all")
+        return topic
+
+
+def _no_subscription(topic: Topic, name: str) -> NotFoundError:
+    return NotFoundError(f"subscription {name} of topic {topic.text} not found")
+
+
+def _delivery(topic: Topic) -> str:
+    return "Reliable" if topic.reliable else "NonReliable"
+
+
+def _reliable(strategy: int) -> bool:
+    if strategy not in pb.DispatchStrategy.values():
+        raise InvalidRequestError(f"dispatch_strategy {strategy} is neither NonReliable (0) nor Reliable (1)")
+    return strategy == pb.DispatchStrategy.Reliable

@@ -1,0 +1,484 @@
+"""Which namespaces, topics and subscriptions there are, and how they come and go.
+
+Every change is written to metadata before it is answered. What is asked of a topic that exists is in topic.py; who may
+subscribe is decided in consuming.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+import structlog
+
+from ister.broker import ids
+from ister.broker.letters import letter_message
+from ister.broker.pipelines import Pipelines
+from ister.broker.records import NamespaceRecord, Records, SubscriptionRecord, TopicRecord
+from ister.broker.settings import NAMESPACES
+from ister.broker.storage_policies import apply_storage_policies
+from ister.broker.subscription import ReliableSubscription
+from ister.broker.sweeping import sweep
+from ister.broker.topic import Topic
+from ister.config.policies import Policies, merge
+from ister.core.errors import (
+    AlreadyExistsError,
+    BusyError,
+    DrainingError,
+    InvalidRequestError,
+    IsterError,
+    NotFoundError,
+    PreconditionError,
+    UnknownTopicError,
+)
+from ister.core.names import TopicName, partition_of
+from ister.core.schemas import TopicSchema
+from ister.ports.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from ister.broker.schema_store import SchemaStore
+    from ister.broker.settings import BrokerSettings
+    from ister.broker.stream import Consumer
+    from ister.broker.topic import Subscription
+    from ister.config.policies import CompletePolicies
+    from ister.core.dispatch import DeadLetter
+    from ister.core.failure import FailurePolicy
+    from ister.ports.clock import Clock
+    from ister.storage.factory import WalStorageFactory
+    from ister.storage.wal_storage import WalStorage
+
+log = structlog.get_logger()
+
+NAMESPACE_CHARS_MAX = 200
+
+
+class Broker:
+    """Everything that this process hosts; `start` it first, `drain` it at the end."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        factory: WalStorageFactory,
+        records: Records,
+        schemas: SchemaStore,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings
+        self.url = settings.broker_url or ""
+        self.admin_url = self.metrics_url = ""
+        self.schemas = schemas
+        self.topics: dict[str, Topic] = {}
+        self.namespaces: dict[str, NamespaceRecord] = {}
+        self.consumers: dict[int, tuple[Topic, Subscription, Consumer]] = {}
+        self.draining = False
+        self.factory = factory
+        self.records = records
+        self.pipelines = Pipelines(records)
+        self._clock = clock or SystemClock()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._making: set[TopicName] = set()
+        self._topic_parts: dict[int, set[str]] = {}
+        self._partitions: dict[TopicName, dict[int, str]] = {}
+        self._sweeping: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    # --- starting and stopping ----------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Recover every topic and every subscription."""
+        self.namespaces = await self.records.namespaces()
+        await self.pipelines.load()
+        for namespace in (*NAMESPACES, *self.settings.bootstrap_namespaces):
+            await self._ensure_namespace(namespace)
+        known = await self.records.topics()
+        subscriptions = await self.records.subscriptions()
+        stored = {*await self.factory.start(), *self.factory.problems}
+        for name in sorted({*known, *stored}):
+            record = known.get(name)
+            if record is None:
+                # A log that another tool made, or whose record a crash kept from being written.
+                record = TopicRecord(reliable=True)
+                await self._ensure_namespace(name.namespace)
+                await self.records.save_topic(name, record)
+            if record.deleting:
+                try:
+                    await self._remove(name, reliable=record.reliable)
+                except IsterError as error:
+                    log.warning("topic_not_removed", topic=str(name), cause=str(error))
+                continue
+            await self._host(name, record, subscriptions.get(name, {}))
+        self._sweeping = asyncio.create_task(sweep(self))
+        log.info("broker_recovered", topics=len(self.topics), consumers=len(self.consumers))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing more, end every stream, save every cursor, and close every topic; uploads get what time is left."""
+        ends = self._loop.time() + timeout_s
+        self.draining = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeping
+        for topic in self.topics.values():
+            topic.close()
+        results = await asyncio.gather(
+            *(topic.settle_cursors() for topic in self.topics.values()), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                log.error("cursors_not_saved", cause=str(result))
+        await self.factory.shutdown(max(0.0, ends - self._loop.time()))
+
+    async def _host(
+        self, name: TopicName, record: TopicRecord, subscriptions: Mapping[str, SubscriptionRecord]
+    ) -> Topic:
+        """Open a topic that is known, with its subscriptions."""
+        policies = self.effective(name, record)
+        storage: WalStorage | None = None
+        problem: IsterError | None = None
+        cursors: Mapping[str, int] = {}
+        try:
+            if record.reliable:
+                storage = await self.factory.for_topic(name)
+                await apply_storage_policies(self.factory, name, storage, policies)
+                if subscriptions or policies.retention_policy != "none":
+                    cursors = await storage.cursors()
+                    for ghost in [found for found in cursors if found not in subscriptions]:
+                        # A crash while it was being made or removed; it would hold retention back for ever.
+                        await storage.forget_cursor(ghost)
+        except IsterError as error:
+            problem = error
+        except OSError as error:
+            problem = BusyError(error.strerror or "the disk refused")
+        if problem is not None:
+            log.error("topic_has_problem", topic=str(name), cause=str(problem))
+        topic = Topic(name, record, policies, self.settings, self, storage=storage, problem=problem)
+        for subscription, sub in subscriptions.items():
+            if not sub.made or problem is not None:
+                topic.settings_of[subscription] = sub
+                continue
+            cursor = cursors.get(subscription)
+            if cursor is None and storage is not None:
+                cursor = storage.start_offset
+                log.warning("cursor_missing", topic=str(name), subscription=subscription, cursor=cursor)
+            opened = topic.open_subscription(subscription, sub, cursor or 0)
+            for consumer in opened.consumers.values():
+                self.consumers[consumer.id] = (topic, opened, consumer)
+        self.topics[topic.text] = topic
+        part = ids.topic_part(topic.text)
+        self._topic_parts.setdefault(part, set()).add(topic.text)
+        partition = partition_of(name)
+        if partition is not None:
+            self._partitions.setdefault(partition[0], {})[partition[1]] = topic.text
+        return topic
+
+    # --- looking up ---------------------------------------------------------------------------------------------------
+
+    def topic(self, text: str) -> Topic:
+        """Return a topic; a name that is malformed or unknown is refused."""
+        found = self.topics.get(text)
+        if found is None:
+            raise NotFoundError(f"topic {TopicName.parse(text)} not found")
+        return found
+
+    def sees_producer(self, number: int) -> bool:
+        """Tell whether a producer's number belongs to a topic that is hosted here; it counts as seen."""
+        texts = self._topic_parts.get(ids.topic_part_of(number), ())
+        for text in texts:
+            producer = self.topics[text].producers.get(number)
+            if producer is not None:
+                producer.seen = self._loop.time()
+        return bool(texts)
+
+    def partitions(self, name: TopicName) -> list[str]:
+        """Return the topic itself, or its partitions in their order, or nothing."""
+        if str(name) in self.topics:
+            return [str(name)]
+        return [text for _, text in sorted(self._partitions.get(name, {}).items())]
+
+    def effective(self, name: TopicName, record: TopicRecord) -> CompletePolicies:
+        """Return the policies that hold for a topic."""
+        namespace = self.namespaces.get(name.namespace, NamespaceRecord())
+        return merge(namespace.policies, record.policies, self.settings.policies)
+
+    @asynccontextmanager
+    async def changing(self, name: TopicName) -> AsyncIterator[None]:
+        """Let one change of a topic (with its partitions) happen at a time."""
+        part = partition_of(name)
+        key = str(name if part is None else part[0])
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        async with lock:
+            if self.draining:
+                raise DrainingError("the broker is stopping; look the topic up again")
+            yield
+
+    # --- topics -------------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, name: TopicName, *, reliable: bool, subject: str | None = None) -> Topic:
+        """Make a topic; AlreadyExistsError when it, or its base, or a partition of it, is there."""
+        async with self.changing(name):
+            if str(name) in self.topics:
+                raise AlreadyExistsError(f"topic {name} exists already")
+            return await self._make(name, reliable=reliable, subject=subject)
+
+    async def find_or_create_topic(self, name: TopicName, *, reliable: bool, subject: str | None = None) -> Topic:
+        """Return a topic, made if it is not there and topics may be made by using them."""
+        async with self.changing(name):
+            found = self.topics.get(str(name))
+            if found is not None:
+                return found
+            if not self.settings.auto_create_topics:
+                raise NotFoundError(f"topic {name} not found, and this broker does not make topics by itself")
+            return await self._make(name, reliable=reliable, subject=subject)
+
+    async def create_partitioned(
+        self, base: TopicName, count: int, *, reliable: bool, subject: str | None = None
+    ) -> list[Topic]:
+        """Make all partitions of a topic, or none."""
+        async with self.changing(base):
+            if self.partitions(base):
+                raise AlreadyExistsError(f"topic {base} exists already")
+            made: list[Topic] = []
+            try:
+                for number in range(count):
+                    name = TopicName(base.namespace, f"{base.topic}-part-{number}")
+                    made.append(await self._make(name, reliable=reliable, subject=subject))
+            except BaseException:
+                for topic in made:
+                    await self._unhost(topic)
+                raise
+            return made
+
+    async def _make(self, name: TopicName, *, reliable: bool, subject: str | None) -> Topic:
+        part = partition_of(name)
+        if part is not None and str(part[0]) in self.topics:
+            raise AlreadyExistsError(f"topic {part[0]} exists without partitions, so {name} cannot be one of them")
+        if part is None and name in self._partitions:
+            raise AlreadyExistsError(f"topic {name} exists already, with partitions")
+        if name.namespace not in self.namespaces:
+            raise NotFoundError(f"namespace {name.namespace} not found; create it first")
+        self._making.add(name)
+        try:
+            created_at_ms = self._clock.wall_us() // 1000
+            record = TopicRecord(
+                reliable=reliable, topic_schema=TopicSchema(subject=subject), created_at_ms=created_at_ms
+            )
+            if reliable:
+                await self.factory.for_topic(name)  # before its record: a record without a log would be a broken topic
+            await self.records.save_topic(name, record)
+            topic = await self._host(name, record, {})
+        finally:
+            self._making.discard(name)
+        topic.check()
+        log.info("topic_created", topic=str(name), reliable=reliable)
+        return topic
+
+    async def delete_topic(self, name: TopicName) -> None:
+        """Delete a topic with all its messages; a base with all its partitions."""
+        part = partition_of(name)
+        if part is not None and str(name) in self.topics:
+            raise PreconditionError(f"{name} is a partition; delete {part[0]}, which deletes all of them")
+        async with self.changing(name):
+            doomed = [self.topics[text] for text in self.partitions(name)]
+            if not doomed:
+                raise NotFoundError(f"topic {name} not found")
+            for topic in doomed:
+                await self._unhost(topic)
+
+    async def _unhost(self, topic: Topic) -> None:
+        """Delete a topic: first it is written down that it goes, last that it is gone. Can be tried again."""
+        record = topic.record.model_copy(update={"deleting": True})
+        await self.records.save_topic(topic.name, record)
+        topic.record = record
+        topic.close(NotFoundError(f"topic {topic.text} was deleted"))
+        for subscription in topic.subscriptions.values():
+            for consumer in subscription.consumers.values():
+                self.consumers.pop(consumer.id, None)
+        await self._remove(topic.name, reliable=topic.reliable)
+        self.topics.pop(topic.text, None)
+        partition = partition_of(topic.name)
+        if partition is not None:
+            del self._partitions[partition[0]][partition[1]]
+            if not self._partitions[partition[0]]:
+                del self._partitions[partition[0]]
+        part = ids.topic_part(topic.text)
+        self._topic_parts[part].discard(topic.text)
+        if not self._topic_parts[part]:
+            del self._topic_parts[part]
+        log.info("topic_removed", topic=topic.text)
+
+    async def _remove(self, name: TopicName, *, reliable: bool) -> None:
+        """Remove all that is kept of a topic that is to be deleted."""
+        if reliable:
+            with suppress(UnknownTopicError):  # an earlier try has come so far
+                await self.factory.delete_topic(name)
+        await self.records.forget_topic(name)
+        self.pipelines.forget(name)
+
+    async def set_topic_policies(self, name: TopicName, policies: Policies) -> None:
+        """Give a topic other policies, at once and for ever."""
+        self._check_policies(policies)
+        async with self.changing(name):
+            topic = self.topic(str(name))
+            record = topic.record.model_copy(update={"policies": policies})
+            await self._apply(topic, record)
+
+    async def _apply(self, topic: Topic, record: TopicRecord) -> None:
+        policies = self.effective(topic.name, record)
+        if topic.reliable:
+            await apply_storage_policies(self.factory, topic.name, topic.storage, policies)
+        await self.records.save_topic(topic.name, record)
+        topic.record = record
+        topic.set_policies(policies)
+
+    # --- what the schema registry asks (broker/schemas.TopicSchemas) ---------------------------------------------------
+
+    async def schema_of(self, topic: TopicName) -> TopicSchema:
+        """Return a topic's schema binding."""
+        return self.topic(str(topic)).record.topic_schema
+
+    async def bind_subject(self, topic: TopicName, subject: str) -> None:
+        """Give a topic a schema subject, if it has none yet."""
+        async with self.changing(topic):
+            found = self.topic(str(topic))
+            if found.record.topic_schema.subject is None:
+                await self._save_schema(found, replace(found.record.topic_schema, subject=subject))
+
+    async def set_schema(self, topic: TopicName, schema: TopicSchema) -> None:
+        """Bind a topic to a schema, durably."""
+        async with self.changing(topic):
+            await self._save_schema(self.topic(str(topic)), schema)
+
+    async def _save_schema(self, topic: Topic, schema: TopicSchema) -> None:
+        record = topic.record.model_copy(update={"topic_schema": schema})
+        await self.records.save_topic(topic.name, record)
+        topic.record = record
+
+    # --- namespaces ---------------------------------------------------------------------------------------------------
+
+    async def create_namespace(self, namespace: str) -> None:
+        """Make a namespace."""
+        check_namespace(namespace)
+        if namespace in self.namespaces:
+            raise AlreadyExistsError(f"namespace {namespace} exists already")
+        await self._ensure_namespace(namespace)
+
+    async def delete_namespace(self, namespace: str) -> None:
+        """Delete a namespace that has no topics."""
+        self.namespace(namespace)
+        if namespace in NAMESPACES:
+            raise PreconditionError(f"namespace {namespace} always exists")
+        names = [topic.name for topic in self.topics.values()]
+        if any(name.namespace == namespace for name in (*names, *self._making)):
+            raise PreconditionError(f"namespace {namespace} has topics; delete them first")
+        record = self.namespaces.pop(namespace)  # first, so that no topic is made in it meanwhile
+        try:
+            await self.records.forget_namespace(namespace)
+        except BaseException:
+            self.namespaces[namespace] = record
+            raise
+
+    def namespace(self, namespace: str) -> NamespaceRecord:
+        """Return a namespace; NotFoundError when there is none."""
+        found = self.namespaces.get(namespace)
+        if found is None:
+            check_namespace(namespace)
+            raise NotFoundError(f"namespace {namespace} not found")
+        return found
+
+    def all_topics(self) -> list[Topic]:
+        """Return every topic, sorted by name."""
+        return [topic for _, topic in sorted(self.topics.items())]
+
+    def topics_of(self, namespace: str) -> list[Topic]:
+        """Return a namespace's topics, sorted by name; NotFoundError when there is no such namespace."""
+        self.namespace(namespace)
+        return [topic for topic in self.all_topics() if topic.name.namespace == namespace]
+
+    def namespace_policies(self, namespace: str) -> CompletePolicies:
+        """Return the policies that hold for a namespace's topics unless they say otherwise."""
+        return merge(self.namespace(namespace).policies, Policies(), self.settings.policies)
+
+    async def set_namespace_policies(self, namespace: str, policies: Policies) -> None:
+        """Give a namespace other policies; they reach its topics at once."""
+        self.namespace(namespace)
+        self._check_policies(policies)
+        record = NamespaceRecord(policies=policies)
+        await self.records.save_namespace(namespace, record)
+        self.namespaces[namespace] = record
+        for topic in self.topics_of(namespace):
+            async with self.changing(topic.name):
+                if topic.closing or topic.problem is not None:
+                    continue
+                effective = self.effective(topic.name, topic.record)
+                try:
+                    if topic.reliable:
+                        await apply_storage_policies(self.factory, topic.name, topic.storage, effective)
+                except IsterError as error:
+                    # It takes no messages now, and gets its policies when it is opened again.
+                    log.warning("policies_not_applied", topic=topic.text, cause=str(error))
+                topic.set_policies(effective)
+
+    def _check_policies(self, policies: Policies) -> None:
+        """Refuse what this broker could not keep."""
+        if policies.ack_level == "cloud" and not self.factory.config.upload.enabled:
+            raise PreconditionError("ack_level cloud needs the uploader; enable wal_cloud.uploader")
+
+    async def _ensure_namespace(self, namespace: str) -> None:
+        check_namespace(namespace)
+        if namespace not in self.namespaces:
+            record = NamespaceRecord()
+            await self.records.save_namespace(namespace, record)
+            self.namespaces[namespace] = record
+
+    # --- dead letters -------------------------------------------------------------------------------------------------
+
+    async def store_dead_letter(
+        self, topic: Topic, subscription: str, letter: DeadLetter, policy: FailurePolicy
+    ) -> None:
+        """Publish a copy to the policy's topic; returns once it is stored."""
+        if policy.dead_letter_topic is None:
+            raise PreconditionError(f"subscription {subscription} has no dead letter topic")
+        name = TopicName.parse(policy.dead_letter_topic)
+        target = await self.find_or_create_topic(name, reliable=True)
+        if not target.reliable:
+            raise PreconditionError(f"dead letter topic {name} is not reliable: what is published there is not stored")
+        await target.publish(letter_message(topic.text, subscription, letter, policy, target.text))
+
+    # --- subscriptions and consumers that go -------------------------------------------------------------------------
+
+    async def forget_consumers(self, topic: Topic, subscription: Subscription, gone: list[Consumer]) -> None:
+        """Forget some consumers, durably."""
+        names = {consumer.name for consumer in gone}
+        kept = {name: filters for name, filters in subscription.record.consumers.items() if name not in names}
+        record = subscription.record.model_copy(update={"consumers": kept})
+        await self.records.save_subscription(topic.name, subscription.name, record)
+        subscription.record = record
+        for consumer in gone:
+            self.consumers.pop(consumer.id, None)
+            if consumer.name in subscription.consumers:
+                subscription.leave(consumer)
+
+    async def remove_subscription(self, topic: Topic, name: str) -> None:
+        """Forget a subscription with its progress."""
+        await self.records.forget_subscription(topic.name, name)
+        subscription = topic.subscriptions.pop(name)
+        subscription.close(NotFoundError(f"subscription {name} of topic {topic.text} was removed"))
+        for consumer in subscription.consumers.values():
+            self.consumers.pop(consumer.id, None)
+        if isinstance(subscription, ReliableSubscription):
+            await topic.storage.forget_cursor(name)
+        log.info("subscription_removed", topic=topic.text, subscription=name)
+
+
+def check_namespace(namespace: str) -> None:
+    """Refuse what cannot be a namespace."""
+    TopicName.parse(f"/{namespace}/x")  # the same words as for a topic, of which it is a part
+    if len(namespace) > NAMESPACE_CHARS_MAX:
+        raise InvalidRequestError(f"namespace has {len(namespace)} characters, more than {NAMESPACE_CHARS_MAX}")

@@ -1,0 +1,254 @@
+"""danube.ConsumerService: subscribe, receive, acknowledge."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+from danube.proto.DanubeApi_pb2 import (
+    AckRequest,
+    AckResponse,
+    ConsumerRequest,
+    ConsumerResponse,
+    NackRequest,
+    NackResponse,
+    ReceiveRequest,
+)
+from danube.proto.DanubeApi_pb2 import StreamMessage as WireMessage
+
+from ister.broker import ids
+from ister.broker.records import SubscriptionRecord
+from ister.broker.service import ServerStream, Service, Unary
+from ister.broker.subscription import ReliableSubscription
+from ister.broker.texts import check_name
+from ister.core.dispatch import SubscriptionType
+from ister.core.errors import (
+    DeniedError,
+    InvalidRequestError,
+    LimitError,
+    NotFoundError,
+    PreconditionError,
+    UnknownPlaceError,
+)
+from ister.core.names import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ister.broker.broker import Broker
+    from ister.broker.stream import Consumer
+    from ister.broker.topic import Subscription, Topic
+    from ister.core.message import StreamMessage
+
+log = structlog.get_logger()
+
+FILTERS_MAX = 256
+FILTER_CHARS_MAX = 255
+REASON_CHARS_MAX = 1024
+
+
+class Consuming:
+    """The handlers of danube.ConsumerService."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def service(self) -> Service:
+        """Describe the service."""
+        return Service(
+            "danube.ConsumerService",
+            (
+                Unary("Subscribe", self.subscribe, ConsumerRequest, ConsumerResponse, finishes=True),
+                ServerStream("ReceiveMessages", self.receive_messages, ReceiveRequest, WireMessage),
+                Unary("Ack", self.ack, AckRequest, AckResponse),
+                Unary("Nack", self.nack, NackRequest, NackResponse),
+            ),
+        )
+
+    # --- subscribing --------------------------------------------------------------------------------------------------
+
+    async def subscribe(self, request: ConsumerRequest) -> ConsumerResponse:
+        """Make a consumer known to a subscription, which is made if need be; the same name takes over from itself."""
+        name = TopicName.parse(request.topic_name)
+        check_name("consumer_name", request.consumer_name)
+        check_name("subscription", request.subscription)
+        filters = _filters(request)
+        try:
+            kind = SubscriptionType(request.subscription_type)
+        except ValueError:
+            raise InvalidRequestError(f"subscription_type {request.subscription_type} is none of 0 to 3") from None
+        broker = self._broker
+        broker.topic(request.topic_name)
+        async with broker.changing(name):
+            topic = broker.topic(request.topic_name)
+            topic.check()
+            subscription = topic.subscriptions.get(request.subscription)
+            if subscription is None:
+                subscription = await self._make(topic, request.subscription, kind)
+            consumer = await self._join(topic, subscription, kind, request.consumer_name, filters)
+        return ConsumerResponse(
+            request_id=request.request_id, consumer_id=consumer.id, consumer_name=request.consumer_name
+        )
+
+    async def _make(self, topic: Topic, name: str, kind: SubscriptionType) -> Subscription:
+        """Make a subscription: first its cursor, then its record, so that none is ever without a place."""
+        limit = topic.policies.max_subscriptions_per_topic
+        if limit and len(topic.subscriptions) >= limit:
+            raise DeniedError(f"topic {topic.text} has {limit} subscriptions, as many as it may have")
+        settings = topic.settings_of.get(name, SubscriptionRecord())
+        record = settings.model_copy(update={"kind": kind, "made": True})
+        cursor = 0
+        if topic.reliable:
+            storage = topic.storage
+            earliest = topic.policies.start_position == "earliest"
+            cursor = storage.start_offset if earliest else storage.next_offset
+            await storage.reset_cursor(name, cursor)
+        await self._broker.records.save_subscription(topic.name, name, record)
+        topic.settings_of.pop(name, None)
+        log.info("subscription_created", topic=topic.text, subscription=name, type=kind.name, cursor=cursor)
+        return topic.open_subscription(name, record, cursor)
+
+    async def _join(
+        self, topic: Topic, subscription: Subscription, kind: SubscriptionType, name: str, filters: tuple[str, ...]
+    ) -> Consumer:
+        broker = self._broker
+        now = asyncio.get_running_loop().time()
+        others = [consumer for consumer in subscription.live(now) if consumer.name != name]
+        _admit(topic, subscription, kind, name, others, now)
+        record = subscription.record
+        consumers = dict(record.consumers)
+        if record.kind is not kind or kind is SubscriptionType.EXCLUSIVE:
+            # Those who are not live have lost their place.
+            consumers = {consumer.name: consumer.filters for consumer in others}
+        consumers[name] = filters
+        changed = record.model_copy(update={"kind": kind, "consumers": consumers})
+        if changed != record:
+            await broker.records.save_subscription(topic.name, subscription.name, changed)
+            for gone in [c for c in subscription.consumers.values() if c.name not in consumers]:
+                subscription.leave(gone)
+                broker.consumers.pop(gone.id, None)
+            subscription.record = changed
+            if record.kind is not kind:
+                _change_type(subscription, changed)
+        known = subscription.consumers.get(name)
+        consumer = subscription.join(ids.consumer_id(topic.text, subscription.name, name), name, filters)
+        broker.consumers[consumer.id] = (topic, subscription, consumer)
+        if known is None:
+            log.info("consumer_joined", topic=topic.text, subscription=subscription.name, consumer=name)
+        return consumer
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    async def receive_messages(self, request: ReceiveRequest) -> AsyncIterator[bytes]:
+        """Deliver messages for as long as the connection lasts, or until the same consumer opens another stream."""
+        found = self._broker.consumers.get(request.consumer_id)
+        if found is None:
+            raise NotFoundError(f"consumer {request.consumer_id} not found; subscribe first")
+        topic, subscription, consumer = found
+        topic.check()
+        stream = subscription.open_stream(consumer)
+        try:
+            outbox = stream.outbox
+            while not stream.ended:
+                while outbox:
+                    yield wire_bytes(outbox.popleft(), subscription.name)
+                await stream.wait()
+            if stream.failure is not None:
+                raise stream.failure
+        finally:
+            subscription.close_stream(consumer, stream)
+
+    # --- acknowledging ------------------------------------------------------------------------------------------------
+
+    async def ack(self, request: AckRequest) -> AckResponse:
+        """Take an acknowledgement; one that nobody waits for is fine."""
+        if not request.HasField("msg_id"):
+            raise InvalidRequestError("msg_id is missing")
+        subscription = self._subscription(request.msg_id.topic_name, request.subscription_name)
+        if isinstance(subscription, ReliableSubscription):
+            subscription.ack(request.msg_id.topic_offset)
+        return AckResponse(request_id=request.request_id)
+
+    async def nack(self, request: NackRequest) -> NackResponse:
+        """Take a negative acknowledgement; the message comes again, later."""
+        if not request.HasField("msg_id"):
+            raise InvalidRequestError("msg_id is missing")
+        subscription = self._subscription(request.msg_id.topic_name, request.subscription_name)
+        if isinstance(subscription, ReliableSubscription):
+            reason = request.reason[:REASON_CHARS_MAX]
+            subscription.nack(request.msg_id.topic_offset, request.delay_ms, reason)
+        return NackResponse(request_id=request.request_id)
+
+    def _subscription(self, topic: str, name: str) -> Subscription:
+        found = self._broker.topics.get(topic)
+        if found is None:
+            raise UnknownPlaceError(f"topic {topic[:255]!r} not found")
+        subscription = found.subscriptions.get(name)
+        if subscription is None:
+            found.check()
+            raise UnknownPlaceError(f"subscription {name[:255]!r} of topic {found.text} not found")
+        return subscription
+
+
+def _filters(request: ConsumerRequest) -> tuple[str, ...]:
+    if len(request.key_filters) > FILTERS_MAX:
+        raise InvalidRequestError(f"key_filters are {len(request.key_filters)}, more than {FILTERS_MAX}")
+    for pattern in request.key_filters:
+        if not 0 < len(pattern) <= FILTER_CHARS_MAX:
+            raise InvalidRequestError(
+                f"a key filter has {len(pattern)} characters; 1 to {FILTER_CHARS_MAX} are allowed"
+            )
+    if int(request.subscription_type) != SubscriptionType.KEY_SHARED:
+        return ()
+    return tuple(request.key_filters)
+
+
+def _admit(
+    topic: Topic, subscription: Subscription, kind: SubscriptionType, name: str, others: list[Consumer], now: float
+) -> None:
+    """Refuse a consumer for whom there is no room."""
+    where = f"subscription {subscription.name} of topic {topic.text}"
+    if others and subscription.record.kind is not kind:
+        raise PreconditionError(
+            f"{where} is {subscription.record.kind.name} and has consumers; it cannot become {kind.name}"
+        )
+    if others and kind is SubscriptionType.EXCLUSIVE:
+        raise DeniedError(f"{where} is exclusive and has the consumer {others[0].name}")
+    if name in subscription.consumers:
+        return
+    limit = topic.policies.max_consumers_per_topic
+    if limit and sum(len(other.live(now)) for other in topic.subscriptions.values()) >= limit:
+        raise LimitError(f"topic {topic.text} has {limit} consumers, as many as it may have")
+    limit = topic.policies.max_consumers_per_subscription
+    if limit and len(others) >= limit:
+        raise DeniedError(f"{where} has {limit} consumers, as many as it may have")
+
+
+def _change_type(subscription: Subscription, record: SubscriptionRecord) -> None:
+    if isinstance(subscription, ReliableSubscription):
+        subscription.start_anew(record, subscription.cursor)
+    else:
+        subscription.change_type(record)
+
+
+def wire_bytes(message: StreamMessage, subscription: str) -> bytes:
+    """Return a message as it goes over the wire."""
+    wire = WireMessage(
+        request_id=message.request_id,
+        payload=message.payload,
+        publish_time=message.publish_time,
+        producer_name=message.producer_name,
+        subscription_name=subscription,
+        schema_id=message.schema_id,
+        schema_version=message.schema_version,
+        routing_key=message.routing_key,
+    )
+    wire_id, msg_id = wire.msg_id, message.msg_id
+    wire_id.producer_id = msg_id.producer_id
+    wire_id.topic_name = msg_id.topic_name
+    wire_id.broker_addr = msg_id.broker_addr
+    wire_id.topic_offset = msg_id.topic_offset
+    if message.attributes:
+        wire.attributes.update(message.attributes)
+    return wire.SerializeToString()

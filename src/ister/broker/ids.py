@@ -1,0 +1,50 @@
+"""Decide the numbers of producers and consumers: derived from their names, so that a restart changes none of them.
+
+A producer's number tells its topic (24 bits) and its name (39 bits). So a broker that has just started can tell whether a
+number may send to a topic, without having kept a word about it. A consumer's number stands for topic, subscription and name.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+TOPIC_BITS = 24
+NAME_BITS = 39
+
+
+def topic_part(topic: str) -> int:
+    """Return what the numbers of a topic's producers begin with; never 0, so that small numbers belong to nobody."""
+    return _bits(TOPIC_BITS, topic) or 1
+
+
+def producer_id(topic: str, name: str) -> int:
+    """Return the number of a producer, above 0 and below 2^63."""
+    return topic_part(topic) << NAME_BITS | _bits(NAME_BITS, topic, name)
+
+
+def may_send(number: int, topic: str) -> bool:
+    """Tell whether a number is that of a producer of this topic."""
+    return number >> NAME_BITS == topic_part(topic)
+
+
+def topic_part_of(number: int) -> int:
+    """Return what a producer's number says of its topic."""
+    return number >> NAME_BITS
+
+
+def consumer_id(topic: str, subscription: str, name: str) -> int:
+    """Return the number of a consumer, above 0 and below 2^63."""
+    return _bits(63, topic, subscription, name) or 1
+
+
+def broker_id(cluster: str, url: str) -> int:
+    """Return the number of a broker, above 0 and below 2^63."""
+    return _bits(63, cluster, url) or 1
+
+
+def _bits(count: int, *parts: str) -> int:
+    digest = blake2b(digest_size=8)
+    for part in parts:
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(4, "little") + encoded)
+    return int.from_bytes(digest.digest(), "little") >> (64 - count)

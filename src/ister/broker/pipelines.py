@@ -1,0 +1,88 @@
+"""Which pipeline is the owner, and how far its tables are: kept in metadata, so that a restart changes neither.
+
+An epoch is given once, whatever happens. What an older pipeline says is refused from the moment a newer one registers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ister.broker.records import PipelineRecord, UptoRecord
+from ister.broker.wakeups import Wakeups
+from ister.core.errors import BusyError, PreconditionError
+
+if TYPE_CHECKING:
+    from ister.broker.records import Records
+    from ister.core.names import TopicName
+
+log = structlog.get_logger()
+
+TRIES = 10
+
+
+class Pipelines:
+    """The pipelines that came; `load` it first."""
+
+    def __init__(self, records: Records) -> None:
+        self.wakeups = Wakeups()
+        self._records = records
+        self._epoch = 0
+        self._uptos: dict[TopicName, UptoRecord] = {}
+        self._lock = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Read what was kept."""
+        self._epoch = (await self._records.pipeline())[0].epoch
+        self._uptos = await self._records.uptos()
+
+    async def register(self, name: str) -> int:
+        """Make a pipeline the owner; returns its epoch, which is higher than any before. The watches of others end."""
+        async with self._lock:
+            for _ in range(TRIES):
+                known, version = await self._records.pipeline()
+                record = PipelineRecord(epoch=known.epoch + 1, name=name)
+                if await self._records.save_pipeline(record, version):
+                    break
+            else:
+                raise BusyError("other brokers register pipelines at the same moment")
+            self._epoch = record.epoch
+            self.wakeups.end()
+        log.info("pipeline_registered", name=name, epoch=record.epoch)
+        return record.epoch
+
+    def check(self, epoch: int) -> None:
+        """Refuse whoever is not the owner."""
+        if epoch != self._epoch:
+            why = "a newer pipeline has registered" if epoch < self._epoch else "it was never given"
+            raise PreconditionError(f"epoch {epoch} is not the owner's ({self._epoch}): {why}; register, then go on")
+
+    async def report(self, topic: TopicName, generation: int, epoch: int, upto: int) -> int:
+        """Keep how far a topic's table is; returns what counts from now on.
+
+        A table only grows under one owner, so what comes late does not take it back. A new owner may have found less:
+        then that is the truth.
+        """
+        async with self._lock:
+            self.check(epoch)
+            known = self._uptos.get(topic)
+            if known is not None and (known.generation, known.epoch) == (generation, epoch):
+                upto = max(upto, known.upto)
+            record = UptoRecord(generation=generation, epoch=epoch, upto=upto)
+            if record != known:
+                await self._records.save_upto(topic, record)
+                self._uptos[topic] = record
+        self.wakeups.reached(str(topic), generation, upto)
+        return upto
+
+    def upto(self, topic: TopicName, generation: int) -> int | None:
+        """Return below which offset the table has everything, None when nobody has said."""
+        known = self._uptos.get(topic)
+        return None if known is None or known.generation != generation else known.upto
+
+    def forget(self, topic: TopicName) -> None:
+        """Forget a topic that is gone."""
+        self._uptos.pop(topic, None)
+        self.wakeups.forget(str(topic))

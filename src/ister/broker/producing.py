@@ -1,0 +1,131 @@
+"""danube.ProducerService: attach a producer, take a message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from danube.proto.DanubeApi_pb2 import (
+    DispatchStrategy,
+    MessageResponse,
+    ProducerAccessMode,
+    ProducerRequest,
+    ProducerResponse,
+)
+from danube.proto.DanubeApi_pb2 import StreamMessage as WireMessage
+
+from ister.broker.service import Service, Unary
+from ister.broker.texts import check_name
+from ister.core.errors import InvalidRequestError, NotFoundError, PreconditionError
+from ister.core.message import NO_ATTRIBUTES, MsgID, StreamMessage
+from ister.core.names import TopicName
+
+if TYPE_CHECKING:
+    from ister.broker.broker import Broker
+    from ister.broker.service import Call
+    from ister.broker.topic import Topic
+    from ister.broker.validation import Validation
+
+OFFSET_KEY = "ister-offset"
+"""The trailing metadata that tells a message's offset."""
+ATTRIBUTES_MAX = 1024
+
+
+class Producing:
+    """The handlers of danube.ProducerService."""
+
+    def __init__(self, broker: Broker, validation: Validation) -> None:
+        self._broker = broker
+        self._validation = validation
+
+    def service(self) -> Service:
+        """Describe the service."""
+        return Service(
+            "danube.ProducerService",
+            (
+                Unary("CreateProducer", self.create_producer, ProducerRequest, ProducerResponse, finishes=True),
+                Unary("SendMessage", self.send_message, WireMessage, MessageResponse),
+            ),
+        )
+
+    async def create_producer(self, request: ProducerRequest) -> ProducerResponse:
+        """Attach a producer to a topic, which is made if need be; the same name gets the same id."""
+        name = TopicName.parse(request.topic_name)
+        check_name("producer_name", request.producer_name)
+        reliable = _reliable(request.dispatch_strategy)
+        if request.producer_access_mode not in ProducerAccessMode.values():
+            raise InvalidRequestError(f"producer_access_mode {request.producer_access_mode} is none of the known ones")
+        subject = request.schema_ref.subject if request.HasField("schema_ref") else ""
+        broker = self._broker
+        topic = broker.topics.get(request.topic_name)
+        if topic is None:
+            if subject:
+                self._check_registered(subject)
+            topic = await broker.find_or_create_topic(name, reliable=reliable, subject=subject or None)
+        topic.check()
+        if topic.reliable != reliable:
+            has, wants = ("Reliable", "NonReliable") if topic.reliable else ("NonReliable", "Reliable")
+            raise PreconditionError(f"topic {name} is {has}; a {wants} producer cannot be attached to it")
+        if subject:
+            await self._bind(topic, subject)
+        exclusive = request.producer_access_mode == ProducerAccessMode.Exclusive
+        producer = topic.attach(request.producer_name, exclusive=exclusive)
+        return ProducerResponse(
+            request_id=request.request_id, producer_id=producer.id, producer_name=request.producer_name
+        )
+
+    async def _bind(self, topic: Topic, subject: str) -> None:
+        """Give a topic the schema subject of its first producer that has one; refuse another."""
+        present = topic.record.topic_schema.subject
+        if present is None:
+            self._check_registered(subject)
+            await self._broker.bind_subject(topic.name, subject)
+            present = topic.record.topic_schema.subject
+        if present != subject:
+            raise PreconditionError(f"topic {topic.text} has the schema subject {present}; cannot use {subject}")
+
+    def _check_registered(self, subject: str) -> None:
+        if not self._broker.schemas.exists(subject):
+            raise PreconditionError(f"schema subject {subject} not found; register it first")
+
+    async def send_message(self, request: WireMessage, call: Call) -> MessageResponse:
+        """Take a message; answered once it has reached the topic's level."""
+        if not request.HasField("msg_id"):
+            raise InvalidRequestError("msg_id is missing")
+        wire_id = request.msg_id
+        topic = self._broker.topics.get(wire_id.topic_name)
+        if topic is None:
+            raise NotFoundError(f"topic {TopicName.parse(wire_id.topic_name)} not found; create a producer first")
+        number = wire_id.producer_id
+        topic.producer(number, request.producer_name)
+        payload = request.payload
+        limit = topic.policies.max_message_size
+        if limit and len(payload) > limit:
+            raise InvalidRequestError(f"payload has {len(payload)} bytes, more than topic {topic.text} takes ({limit})")
+        attributes = request.attributes
+        if len(attributes) > ATTRIBUTES_MAX:
+            raise InvalidRequestError(f"attributes are {len(attributes)}, more than {ATTRIBUTES_MAX}")
+        message = StreamMessage(
+            payload,
+            MsgID(number, wire_id.topic_name, wire_id.broker_addr),
+            request.request_id,
+            request.publish_time,
+            request.producer_name,
+            "",
+            dict(attributes) if attributes else NO_ATTRIBUTES,
+            request.schema_id if request.HasField("schema_id") else None,
+            request.schema_version if request.HasField("schema_version") else None,
+            request.routing_key if request.HasField("routing_key") else None,
+        )
+        schema = topic.record.topic_schema
+        if schema.subject is not None or schema.validation == "enforce":
+            await self._validation.check(topic.text, schema, message)
+        offset = await topic.publish(message)
+        if topic.reliable:
+            call.trail(OFFSET_KEY, str(offset))
+        return MessageResponse(request_id=request.request_id)
+
+
+def _reliable(strategy: int) -> bool:
+    if strategy not in DispatchStrategy.values():
+        raise InvalidRequestError(f"dispatch_strategy {strategy} is neither NonReliable (0) nor Reliable (1)")
+    return strategy == DispatchStrategy.Reliable

@@ -1,0 +1,191 @@
+"""Decide what a client is told of an error: a status code, and a text without paths, addresses or stacks (S20).
+
+An error's own text is for the operator: it may name a file, a bucket or another process. It goes to a client only where
+this table says so; elsewhere the table has the words. An error that is not in the table is told by the words of the
+nearest class above it that is: a new error is never told in its own words by accident.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grpc import StatusCode
+
+from ister.cloud.catalog import OtherOwnerError
+from ister.cloud.uploader import NotInCloudError
+from ister.config.problems import ConfigError
+from ister.core import errors
+from ister.core.errors import IsterError
+from ister.storage.factory import UnknownHistoryError
+from ister.storage.registry import TopicTakenError
+
+TEXT_BYTES_MAX: Final = 1024
+"""A status travels in a header; clients take 8 KiB of headers, and a byte may need three there."""
+
+INTERNAL_TEXT: Final = "internal error: this is a bug in the broker, whose log says more"
+
+OWN: Final = "{own}"
+"""The error's own text is made for clients."""
+
+STATUSES: Final[dict[type[IsterError], tuple[StatusCode, str]]] = {
+    IsterError: (StatusCode.INTERNAL, INTERNAL_TEXT),
+    # The request is wrong: no client sends it again.
+    errors.ClientError: (
+        StatusCode.INVALID_ARGUMENT,
+        "the request cannot be served as it is; the broker's log says why",
+    ),
+    errors.InvalidRequestError: (StatusCode.INVALID_ARGUMENT, OWN),
+    errors.InvalidNameError: (StatusCode.INVALID_ARGUMENT, OWN),
+    errors.InvalidMessageError: (StatusCode.INVALID_ARGUMENT, OWN),
+    errors.NotFoundError: (StatusCode.NOT_FOUND, OWN),
+    errors.UnknownTopicError: (StatusCode.NOT_FOUND, "topic {topic} does not exist; create it first"),
+    errors.AlreadyExistsError: (StatusCode.ALREADY_EXISTS, OWN),
+    errors.PreconditionError: (StatusCode.FAILED_PRECONDITION, OWN),
+    errors.DeniedError: (StatusCode.PERMISSION_DENIED, OWN),
+    errors.UnknownPlaceError: (StatusCode.INTERNAL, OWN),
+    errors.UnsupportedError: (StatusCode.UNIMPLEMENTED, OWN),
+    errors.OffsetOutOfRangeError: (StatusCode.OUT_OF_RANGE, OWN),
+    errors.InvalidConfigError: (
+        StatusCode.FAILED_PRECONDITION,
+        "the broker's configuration does not allow this; its log says which setting",
+    ),
+    ConfigError: (
+        StatusCode.FAILED_PRECONDITION,
+        "the broker's configuration does not allow this; its log says which setting",
+    ),
+    UnknownHistoryError: (
+        StatusCode.FAILED_PRECONDITION,
+        "topic {topic} has objects that the broker's metadata does not know; its operator can run `ister objects rebuild`",
+    ),
+    # Clients of the stores, not the broker's client: what it sent was right, and may be served later.
+    errors.LogClosedError: (StatusCode.UNAVAILABLE, "the topic is being closed; look it up again and retry"),
+    errors.StoreRefusedError: (
+        StatusCode.UNAVAILABLE,
+        "the object store refuses the broker; its operator must see to it, then try again",
+    ),
+    errors.WatchCompactedError: (StatusCode.UNAVAILABLE, "the broker is catching up with its metadata; try again"),
+    # Not now: clients wait and try again.
+    errors.BusyError: (StatusCode.UNAVAILABLE, "the broker cannot do this now; try again later"),
+    errors.LimitError: (StatusCode.RESOURCE_EXHAUSTED, OWN),
+    errors.DrainingError: (StatusCode.UNAVAILABLE, OWN),
+    errors.DiskFullError: (
+        StatusCode.RESOURCE_EXHAUSTED,
+        "no space is left on the broker's disk: nothing was stored; free space and send again, reads go on",
+    ),
+    errors.PoisonedError: (
+        StatusCode.UNAVAILABLE,
+        "the topic takes no messages since a write failed; the broker's operator must check the disk, then reopen it",
+    ),
+    errors.StoreUnavailableError: (
+        StatusCode.UNAVAILABLE,
+        "the object store does not answer the broker; nothing was changed, try again later",
+    ),
+    errors.MetadataUnavailableError: (
+        StatusCode.UNAVAILABLE,
+        "the broker's metadata store does not answer; nothing was changed, try again",
+    ),
+    # Someone else is the owner: clients look the topic up again.
+    errors.FencedError: (StatusCode.UNAVAILABLE, "another process owns this now; look the topic up again and retry"),
+    errors.LockedError: (StatusCode.UNAVAILABLE, "another process owns this topic; look it up again and retry"),
+    errors.ObjectExistsError: (
+        StatusCode.UNAVAILABLE,
+        "the object store has an object of that name already; another broker may own this topic, look it up again",
+    ),
+    errors.LeaseLostError: (
+        StatusCode.UNAVAILABLE,
+        "the broker lost its lease and may not be the owner any more; look the topic up again and retry",
+    ),
+    OtherOwnerError: (StatusCode.UNAVAILABLE, "another broker owns this topic now; look it up again and retry"),
+    TopicTakenError: (StatusCode.UNAVAILABLE, OWN),
+    # Stored data is damaged: a human must see to it.
+    errors.CorruptError: (
+        StatusCode.DATA_LOSS,
+        "stored data is damaged or missing; the broker's operator must restore it, its log says what",
+    ),
+    errors.CorruptLogError: (
+        StatusCode.DATA_LOSS,
+        "the topic's log is damaged{place}; the broker's operator must restore it (`ister verify` says which file)",
+    ),
+    errors.MissingFileError: (
+        StatusCode.DATA_LOSS,
+        "a part of the topic's log is missing{place}; the broker's operator must restore it (`ister verify` says which)",
+    ),
+    errors.CorruptCursorsError: (
+        StatusCode.DATA_LOSS,
+        "the progress of the topic's subscriptions is damaged; the broker's operator must restore it from a copy",
+    ),
+    errors.UnknownFormatError: (
+        StatusCode.DATA_LOSS,
+        "the topic holds a message that a newer release has written; the broker's operator must use that release",
+    ),
+    errors.CorruptObjectError: (
+        StatusCode.DATA_LOSS,
+        "an object of the topic is damaged{place}; the broker's operator must restore it (`ister objects verify`)",
+    ),
+    errors.MissingObjectError: (
+        StatusCode.DATA_LOSS,
+        "an object of the topic is missing; the broker's operator must restore it (`ister objects verify`)",
+    ),
+    errors.MissingSpanError: (
+        StatusCode.DATA_LOSS,
+        "messages of the topic are missing{place}; the broker's operator must restore the log or the objects from a copy",
+    ),
+    errors.ForeignObjectError: (
+        StatusCode.DATA_LOSS,
+        "an object with a name of this topic holds other messages; does another cluster use the broker's bucket?",
+    ),
+    errors.CorruptMetadataError: (
+        StatusCode.DATA_LOSS,
+        "the broker's metadata is damaged; its operator must restore it from a copy, its log says which key",
+    ),
+    # It may or may not have happened: no client sends it again by itself.
+    errors.UnknownOutcomeError: (StatusCode.UNKNOWN, "this may or may not have happened; look before sending it again"),
+    errors.WriteFailedError: (
+        StatusCode.UNKNOWN,
+        "the log could not be written: this is not acknowledged and may or may not be there after a restart of the broker",
+    ),
+    errors.SyncFailedError: (
+        StatusCode.UNKNOWN,
+        "the log could not be synced: this is not acknowledged and may or may not be there after a restart of the broker",
+    ),
+    errors.CursorsNotSavedError: (
+        StatusCode.UNKNOWN,
+        "this progress could not be saved and may be lost; acknowledge again once the broker's disk is well",
+    ),
+    errors.PutUnknownError: (
+        StatusCode.UNKNOWN,
+        "the object store did not say whether it stored an object; look before sending it again",
+    ),
+    errors.MetadataUnknownError: (
+        StatusCode.UNKNOWN,
+        "the metadata store did not say whether this change happened; look before sending it again",
+    ),
+    NotInCloudError: (
+        StatusCode.UNKNOWN,
+        "topic {topic}: all below offset {offset} is in the log, not yet in an object; do not send it again",
+    ),
+}
+
+
+def status_of(error: Exception) -> tuple[StatusCode, str]:
+    """Return what a client is told of this error."""
+    for kind in type(error).__mro__:
+        if kind in STATUSES:
+            code, words = STATUSES[kind]
+            text = str(error) if words is OWN else words.format_map({**vars(error), "place": _place(error)})
+            return code, _fit(text)
+    return StatusCode.INTERNAL, INTERNAL_TEXT
+
+
+def _place(error: Exception) -> str:
+    """Say which offsets are meant, as far as the error knows."""
+    start = getattr(error, "expected_offset", getattr(error, "start", -1))
+    stop = getattr(error, "stop", -1)
+    if start < 0:
+        return ""
+    return f" at offset {start}" if stop <= start else f": offsets [{start}, {stop})"
+
+
+def _fit(text: str) -> str:
+    """Cut a text to what a header holds; text that is not Unicode would break the answer."""
+    return text.encode(errors="backslashreplace")[:TEXT_BYTES_MAX].decode(errors="ignore")

@@ -1,0 +1,37 @@
+"""Bring a topic's storage to what its policies say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ister.core.retain import RetentionPolicy
+from ister.storage.retention import ReliableOptions
+from ister.wal.config import AckLevel
+
+if TYPE_CHECKING:
+    from ister.config.policies import CompletePolicies
+    from ister.core.names import TopicName
+    from ister.storage.factory import TopicsConfig, WalStorageFactory
+    from ister.storage.wal_storage import WalStorage
+
+MINUTES_DEFAULT = 2880
+
+
+async def apply_storage_policies(
+    factory: WalStorageFactory, name: TopicName, storage: WalStorage, policies: CompletePolicies
+) -> None:
+    """Bring a topic's storage to what its policies say."""
+    implied = factory.config.wal.ack_level
+    level = implied if policies.ack_level is None else max(implied, AckLevel[policies.ack_level.upper()])
+    storage.set_cloud_timeout(policies.ack_timeout_ms / 1000)
+    await storage.set_level(level)
+    factory.set_retention(name, retention_of(policies, factory.config))
+
+
+def retention_of(policies: CompletePolicies, config: TopicsConfig) -> ReliableOptions | None:
+    """Return what a topic's log keeps; None leaves it to the broker's own retention."""
+    if policies.retention_policy == "none":
+        return None
+    period_s = policies.retention_period_s or (config.retention.time_minutes or MINUTES_DEFAULT) * 60
+    segment_mb = max(1, config.wal.max_bytes >> 20)
+    return ReliableOptions(segment_mb, RetentionPolicy(policies.retention_policy), period_s)

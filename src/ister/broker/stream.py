@@ -1,0 +1,68 @@
+"""One open ReceiveMessages: what was given to a consumer and not yet taken by its connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ister.core.errors import IsterError
+    from ister.core.message import StreamMessage
+
+
+class Stream:
+    """A queue that its subscription fills, within its window, and that the connection empties."""
+
+    __slots__ = ("_loop", "_news", "ended", "failure", "outbox")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._news: asyncio.Future[None] | None = None
+        self.outbox: deque[StreamMessage] = deque()
+        self.ended = False
+        self.failure: IsterError | None = None
+
+    def push(self, message: StreamMessage) -> None:
+        """Give a message to the connection."""
+        self.outbox.append(message)
+        if self._news is not None:
+            self._wake()
+
+    def end(self, failure: IsterError | None = None) -> None:
+        """Say that nothing more comes, and why, if it is an error."""
+        self.ended = True
+        self.failure = failure
+        self.outbox.clear()
+        self._wake()
+
+    async def wait(self) -> None:
+        """Return once there is a message, or the end."""
+        if self.outbox or self.ended:
+            return
+        self._news = self._loop.create_future()
+        try:
+            await self._news
+        finally:
+            self._news = None
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+
+class Consumer:
+    """A consumer that is known to its subscription, with or without an open stream."""
+
+    __slots__ = ("filters", "id", "left_at", "name", "stream")
+
+    def __init__(self, number: int, name: str, filters: tuple[str, ...], now: float) -> None:
+        self.id = number
+        self.name = name
+        self.filters = filters
+        self.stream: Stream | None = None
+        self.left_at = now
+
+    def is_live(self, now: float, grace_s: float) -> bool:
+        """Tell whether it has a stream, or had one a moment ago."""
+        return self.stream is not None or now - self.left_at < grace_s

@@ -1,0 +1,363 @@
+"""Drive a reliable subscription: read ahead from the log, let core/dispatch decide, carry out what it says.
+
+Everything happens on the event loop in `_settle`, which no producer ever waits for. A subscription without a connected
+consumer has no task, no reader and no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from ister.broker.stream import Consumer, Stream
+from ister.core.dispatch import Dispatch
+from ister.core.errors import BusyError, IsterError, LogClosedError, OffsetOutOfRangeError
+from ister.core.rate import TokenBucket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ister.broker.records import SubscriptionRecord
+    from ister.core.dispatch import DeadLetter
+    from ister.core.failure import FailurePolicy
+    from ister.core.message import StreamMessage
+    from ister.storage.persistent import Reader
+
+log = structlog.get_logger()
+
+RETRY_S = 1.0
+"""How long a read that failed for now is left alone."""
+
+
+class Home(Protocol):
+    """What a subscription asks of its topic."""
+
+    text: str
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset that can be read."""
+        ...
+
+    async def read_from(self, offset: int) -> Reader:
+        """Read from an offset on."""
+        ...
+
+    def cursor_moved(self) -> None:
+        """Take note that progress is to be saved."""
+        ...
+
+    async def store_dead_letter(self, subscription: str, letter: DeadLetter, policy: FailurePolicy) -> None:
+        """Publish a copy of a message that nobody could consume."""
+        ...
+
+
+class ReliableSubscription:
+    """A subscription of a reliable topic."""
+
+    def __init__(
+        self, home: Home, name: str, record: SubscriptionRecord, cursor: int, *, window: int, grace_s: float, rate: int
+    ) -> None:
+        self.name = name
+        self.record = record
+        self.consumers: dict[str, Consumer] = {}
+        self.delivered = self.delivered_bytes = self.acked = self.nacked = self.dead_lettered = 0
+        self.problem: IsterError | None = None
+        self._home = home
+        self._window = window
+        self._grace_s = grace_s
+        self._loop = asyncio.get_running_loop()
+        self._by_id: dict[int, Consumer] = {}
+        self._ahead: list[StreamMessage] = []
+        self._ahead_at = 0
+        self._hungry: asyncio.Future[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._letters: set[asyncio.Task[None]] = set()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._rate = TokenBucket(rate, self._loop.time())
+        self._dispatch = self._make(cursor)
+
+    def _make(self, cursor: int) -> Dispatch:
+        record = self.record
+        window = record.window or self._window
+        if record.failure_policy is None:
+            return Dispatch(record.kind, cursor, window=window, grace_s=self._grace_s)
+        return Dispatch(record.kind, cursor, window=window, policy=record.failure_policy, grace_s=self._grace_s)
+
+    # --- where it stands ----------------------------------------------------------------------------------------------
+
+    @property
+    def cursor(self) -> int:
+        """Everything below is acknowledged or skipped."""
+        return self._dispatch.cursor
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """What decides."""
+        return self._dispatch
+
+    @property
+    def dropped(self) -> int:
+        """How many messages were given up by poison policy."""
+        return self._dispatch.dropped
+
+    @property
+    def reliable(self) -> ReliableSubscription:
+        """Itself: its topic is reliable."""
+        return self
+
+    def connected(self) -> int:
+        """Return how many consumers have a stream."""
+        return sum(consumer.stream is not None for consumer in self.consumers.values())
+
+    def live(self, now: float) -> list[Consumer]:
+        """Return the consumers that have a stream, or had one a moment ago."""
+        return [consumer for consumer in self.consumers.values() if consumer.is_live(now, self._grace_s)]
+
+    # --- consumers ----------------------------------------------------------------------------------------------------
+
+    def join(self, number: int, name: str, filters: tuple[str, ...]) -> Consumer:
+        """Make a consumer known; one that is known already takes over from itself: its stream ends, its messages are due."""
+        now = self._loop.time()
+        consumer = self.consumers.get(name)
+        if consumer is None:
+            consumer = self.consumers[name] = self._by_id[number] = Consumer(number, name, filters, now)
+        else:
+            consumer.filters = filters
+            self._drop_stream(consumer, now)
+        self._dispatch.join(number, filters, now)
+        self._settle()
+        return consumer
+
+    def leave(self, consumer: Consumer) -> None:
+        """Forget a consumer."""
+        now = self._loop.time()
+        self._drop_stream(consumer, now)
+        del self.consumers[consumer.name]
+        del self._by_id[consumer.id]
+        self._dispatch.leave(consumer.id, now)
+        self._settle()
+
+    def open_stream(self, consumer: Consumer) -> Stream:
+        """Begin to deliver; an earlier stream of the same consumer ends."""
+        if self.problem is not None:
+            raise self.problem
+        now = self._loop.time()
+        self._drop_stream(consumer, now)
+        consumer.stream = Stream()
+        self._dispatch.connect(consumer.id, now)
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        self._settle()
+        return consumer.stream
+
+    def close_stream(self, consumer: Consumer, stream: Stream) -> None:
+        """End a stream, unless another one has taken its place already."""
+        if consumer.stream is stream:
+            self._drop_stream(consumer, self._loop.time())
+            self._settle()
+
+    def _drop_stream(self, consumer: Consumer, now: float) -> None:
+        stream, consumer.stream = consumer.stream, None
+        if stream is None:
+            return
+        consumer.left_at = now
+        stream.end()
+        self._dispatch.disconnect(consumer.id, now)
+        if not self.connected():
+            self._rest()
+
+    # --- what consumers and operators say -----------------------------------------------------------------------------
+
+    def ack(self, offset: int) -> None:
+        """Take an acknowledgement; one that is not expected changes nothing."""
+        before = self._dispatch.cursor
+        if self._dispatch.ack(offset, self._loop.time()):
+            self.acked += 1
+            if self._dispatch.cursor != before:
+                self._home.cursor_moved()
+            self._settle()
+
+    def nack(self, offset: int, delay_ms: int, reason: str) -> None:
+        """Take a negative acknowledgement."""
+        if self._dispatch.nack(offset, delay_ms, reason, self._loop.time()):
+            self.nacked += 1
+            self._settle()
+
+    def configure(self, record: SubscriptionRecord) -> None:
+        """Apply another window or failure policy at once."""
+        now = self._loop.time()
+        before, self.record = self.record, record
+        if record.window != before.window:
+            self._dispatch.configure(record.window or self._window, now)
+        if record.failure_policy is not None and record.failure_policy != before.failure_policy:
+            self._dispatch.set_policy(record.failure_policy, now)
+        self._settle()
+
+    def set_rate(self, rate: int) -> None:
+        """Deliver at most so many messages a second; 0: as many as are taken."""
+        if rate != self._rate.rate:
+            self._rate = TokenBucket(rate, self._loop.time())
+            self._settle()
+
+    def start_anew(self, record: SubscriptionRecord, cursor: int) -> None:
+        """Go on from another place, or as another type: what is outstanding is forgotten, the consumers stay."""
+        self._rest()
+        now = self._loop.time()
+        self.record = record
+        self._dispatch = self._make(cursor)
+        for consumer in self.consumers.values():
+            self._dispatch.join(consumer.id, consumer.filters, now)
+            if consumer.stream is not None:
+                consumer.stream.outbox.clear()
+                self._dispatch.connect(consumer.id, now)
+        if self.connected():
+            self._reading = asyncio.create_task(self._read())
+        self._home.cursor_moved()
+        self._settle()
+
+    def close(self, failure: IsterError | None = None) -> None:
+        """End every stream and stop; nothing more is delivered."""
+        self._rest()
+        for consumer in self.consumers.values():
+            if consumer.stream is not None:
+                consumer.stream.end(failure)
+                consumer.stream = None
+        for task in self._letters:
+            task.cancel()
+
+    def _rest(self) -> None:
+        """Stop reading: nobody listens."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._hungry = None
+        self._ahead = []
+        self._ahead_at = 0
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Carry out what was decided, feed what was read ahead, ask for more, and set the alarm."""
+        dispatch = self._dispatch
+        while True:
+            deliveries = dispatch.take()
+            if deliveries:
+                self.delivered += len(deliveries)
+                by_id = self._by_id
+                for number, message, _ in deliveries:
+                    stream = by_id[number].stream
+                    assert stream is not None, "deliveries go to connected consumers"
+                    stream.push(message)
+                    self.delivered_bytes += len(message.payload)
+            room = dispatch.room
+            if self._ahead_at == len(self._ahead) or not room or self._reading is None:
+                break
+            now = self._loop.time()
+            room = self._rate.grant(min(room, len(self._ahead) - self._ahead_at), now)
+            if not room:
+                self._alarm_at(self._rate.next_at())
+                return
+            fed = self._ahead[self._ahead_at : self._ahead_at + room]
+            self._ahead_at += len(fed)
+            before = dispatch.cursor
+            dispatch.feed(fed, now)
+            if dispatch.cursor != before:
+                self._home.cursor_moved()
+        if room and self._hungry is not None and not self._hungry.done():
+            self._hungry.set_result(None)
+        self._start_letters(dispatch.take_dead_letters())
+        due = dispatch.due
+        if due is not None and self._reading is not None:
+            self._alarm_at(due)
+
+    def _alarm_at(self, when: float) -> None:
+        if self._alarm is not None:
+            if self._alarm.when() <= when:
+                return
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(when, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        before = self._dispatch.cursor
+        self._dispatch.tick(self._loop.time())
+        if self._dispatch.cursor != before:
+            self._home.cursor_moved()
+        self._settle()
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        """Keep a piece of the log at hand, as long as someone listens."""
+        dispatch = self._dispatch
+        while True:
+            try:
+                reader = await self._home.read_from(dispatch.next_offset)
+                await self._read_on(reader)
+            except OffsetOutOfRangeError as error:
+                start = self._home.start_offset
+                if start <= dispatch.next_offset:
+                    self._fail(error)
+                    return
+                log.warning("messages_expired", topic=self._home.text, subscription=self.name,
+                            start=dispatch.next_offset, stop=start)  # fmt: skip
+                dispatch.skip_to(start, self._loop.time())
+                self._home.cursor_moved()
+                self._settle()
+            except LogClosedError:
+                return
+            except BusyError as error:
+                log.warning("reading_waits", topic=self._home.text, subscription=self.name, cause=str(error))
+                await asyncio.sleep(RETRY_S)
+            except IsterError as error:
+                self._fail(error)
+                return
+
+    def _fail(self, error: IsterError) -> None:
+        """Stop with an error that only a person can mend; consumers are told."""
+        log.error("reading_stopped", topic=self._home.text, subscription=self.name, cause=str(error))
+        self.problem = error
+        self._reading = None  # it is this task, which ends by itself
+        self.close(error)
+
+    async def _read_on(self, reader: Reader) -> None:
+        dispatch = self._dispatch
+        while True:
+            if self._ahead_at < len(self._ahead) or not dispatch.room:
+                self._hungry = self._loop.create_future()
+                await self._hungry
+                self._hungry = None
+                continue
+            self._ahead = await reader.read()
+            self._ahead_at = 0
+            self._settle()
+
+    # --- dead letters -------------------------------------------------------------------------------------------------
+
+    def _start_letters(self, letters: Iterable[DeadLetter]) -> None:
+        for letter in letters:
+            task = asyncio.create_task(self._store_letter(letter))
+            self._letters.add(task)
+            task.add_done_callback(self._letters.discard)
+
+    async def _store_letter(self, letter: DeadLetter) -> None:
+        policy = self.record.failure_policy
+        assert policy is not None, "only a policy makes dead letters"
+        offset = letter.message.offset
+        try:
+            await self._home.store_dead_letter(self.name, letter, policy)
+        except IsterError as error:
+            log.warning("dead_letter_waits", topic=self._home.text, subscription=self.name, offset=offset,
+                        cause=str(error))  # fmt: skip
+            self._dispatch.dead_letter_failed(offset, self._loop.time())
+        else:
+            self.dead_lettered += 1
+            self._dispatch.dead_letter_stored(offset, self._loop.time())
+            self._home.cursor_moved()
+        self._settle()

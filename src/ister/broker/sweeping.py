@@ -1,0 +1,59 @@
+"""Forget consumers and volatile subscriptions that nobody has come back for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ister.broker.volatile import VolatileSubscription
+from ister.core.errors import DrainingError, IsterError
+
+if TYPE_CHECKING:
+    from ister.broker.broker import Broker
+    from ister.broker.topic import Topic
+
+log = structlog.get_logger()
+
+SWEEP_S = 1.0
+
+
+async def sweep(broker: Broker) -> None:
+    """Look through all topics once a second, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        now = loop.time()
+        for topic in list(broker.topics.values()):
+            if not topic.subscriptions or topic.problem is not None:
+                continue
+            try:
+                await _sweep_topic(broker, topic, now)
+            except DrainingError:
+                return
+            except IsterError as error:
+                log.warning("sweep_failed", topic=topic.text, cause=str(error))
+
+
+async def _sweep_topic(broker: Broker, topic: Topic, now: float) -> None:
+    settings = broker.settings
+    for name, subscription in list(topic.subscriptions.items()):
+        if isinstance(subscription, VolatileSubscription):
+            idle_s = now - subscription.empty_since
+            if not subscription.connected() and idle_s > settings.volatile_subscription_expiry_s:
+                async with broker.changing(topic.name):
+                    # Someone may have come, or the topic may have gone, while we waited for our turn.
+                    if topic.subscriptions.get(name) is subscription and not subscription.connected():
+                        await broker.remove_subscription(topic, name)
+                continue
+        gone = [
+            consumer
+            for consumer in subscription.consumers.values()
+            if consumer.stream is None and now - consumer.left_at > settings.consumer_expiry_s
+        ]
+        if gone:
+            async with broker.changing(topic.name):
+                still = [one for one in gone if one.stream is None and one.name in subscription.consumers]
+                if topic.subscriptions.get(name) is subscription and still:
+                    await broker.forget_consumers(topic, subscription, still)

@@ -1,0 +1,270 @@
+"""A topic that this broker hosts: its log, its producers, its subscriptions, and what is asked of them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from ister.broker import ids
+from ister.broker.subscription import ReliableSubscription
+from ister.broker.volatile import VolatileSubscription
+from ister.core.errors import DrainingError, IsterError, LimitError, NotFoundError, PreconditionError
+from ister.core.offsets import StartPosition
+from ister.core.rate import TokenBucket
+
+if TYPE_CHECKING:
+    from ister.broker.records import SubscriptionRecord, TopicRecord
+    from ister.broker.settings import BrokerSettings
+    from ister.config.policies import CompletePolicies
+    from ister.core.dispatch import DeadLetter
+    from ister.core.failure import FailurePolicy
+    from ister.core.message import StreamMessage
+    from ister.core.names import TopicName
+    from ister.storage.persistent import Reader
+    from ister.storage.wal_storage import WalStorage
+
+    Subscription = ReliableSubscription | VolatileSubscription
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Producer:
+    """A producer that is attached to a topic."""
+
+    id: int
+    name: str
+    exclusive: bool
+    seen: float
+
+
+class DeadLetters(Protocol):
+    """Where messages go that nobody could consume."""
+
+    async def store_dead_letter(
+        self, topic: Topic, subscription: str, letter: DeadLetter, policy: FailurePolicy
+    ) -> None:
+        """Publish a copy to the policy's topic; returns once it is stored."""
+        ...
+
+
+class Topic:
+    """One topic; reliable with a storage, else without.
+
+    A topic whose storage could not be opened has a `problem` instead, which everyone is told who wants something of it.
+    """
+
+    def __init__(
+        self,
+        name: TopicName,
+        record: TopicRecord,
+        policies: CompletePolicies,
+        settings: BrokerSettings,
+        letters: DeadLetters,
+        *,
+        storage: WalStorage | None = None,
+        problem: IsterError | None = None,
+    ) -> None:
+        self.name = name
+        self.text = str(name)
+        self.record = record
+        self.policies = policies
+        self.problem = problem
+        self.closing = False
+        self.producers: dict[int, Producer] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self.settings_of: dict[str, SubscriptionRecord] = {}
+        """What was set for subscriptions that nobody has made yet."""
+        self.messages_in = self.bytes_in = 0
+        self._storage = storage
+        self._settings = settings
+        self._letters = letters
+        self._loop = asyncio.get_running_loop()
+        self._rate = TokenBucket(policies.max_publish_rate, self._loop.time())
+        self._saving: asyncio.TimerHandle | None = None
+        self._save_task: asyncio.Task[None] | None = None
+
+    @property
+    def reliable(self) -> bool:
+        """Whether its messages are stored."""
+        return self.record.reliable
+
+    @property
+    def storage(self) -> WalStorage:
+        """The storage of a reliable topic; raises what is wrong with it."""
+        self.check()
+        if self._storage is None:
+            raise PreconditionError(f"topic {self.text} is not reliable: its messages are not stored")
+        return self._storage
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset that can be read."""
+        return self.storage.start_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message gets; 0 when nothing is stored."""
+        return 0 if self._storage is None else self._storage.next_offset
+
+    @property
+    def generation(self) -> int:
+        """What tells it from a deleted topic of its name; 0 when nothing is stored."""
+        objects = None if self._storage is None else self._storage.objects
+        return 0 if objects is None else objects.reader.catalog.generation
+
+    @property
+    def log(self) -> WalStorage | None:
+        """The storage if there is one; for looking only."""
+        return self._storage
+
+    def check(self) -> None:
+        """Raise what keeps this topic from working."""
+        if self.closing:
+            raise DrainingError(f"topic {self.text} is being closed; look it up again")
+        if self.problem is not None:
+            raise self.problem
+
+    def set_policies(self, policies: CompletePolicies) -> None:
+        """Apply other policies at once."""
+        self.policies = policies
+        if policies.max_publish_rate != self._rate.rate:
+            self._rate = TokenBucket(policies.max_publish_rate, self._loop.time())
+        for subscription in self.subscriptions.values():
+            subscription.set_rate(policies.max_subscription_dispatch_rate)
+
+    # --- producers ----------------------------------------------------------------------------------------------------
+
+    def attach(self, name: str, *, exclusive: bool) -> Producer:
+        """Attach a producer; one of this name that is attached already is the same."""
+        return self._attach(ids.producer_id(self.text, name), name, exclusive=exclusive)
+
+    def producer(self, number: int, name: str) -> Producer:
+        """Return the producer of a number; one of this topic that a restart made us forget is attached again."""
+        known = self.producers.get(number)
+        if known is None:
+            if not ids.may_send(number, self.text):
+                raise NotFoundError(f"producer {number} is not attached to topic {self.text}; create it first")
+            known = self._attach(number, name, exclusive=False)
+        known.seen = self._loop.time()
+        return known
+
+    def _attach(self, number: int, name: str, *, exclusive: bool) -> Producer:
+        now = self._loop.time()
+        known = self.producers.get(number)
+        if known is not None:
+            known.seen = now
+            known.exclusive = exclusive
+            return known
+        self._forget_silent(now)
+        if any(producer.exclusive for producer in self.producers.values()) or (exclusive and self.producers):
+            raise PreconditionError(f"topic {self.text} has another producer, and one of them wants it alone")
+        limit = self.policies.max_producers_per_topic
+        if limit and len(self.producers) >= limit:
+            raise LimitError(f"topic {self.text} has {limit} producers, as many as it may have")
+        producer = self.producers[number] = Producer(number, name, exclusive, now)
+        return producer
+
+    def _forget_silent(self, now: float) -> None:
+        gone = [p.id for p in self.producers.values() if now - p.seen > self._settings.producer_expiry_s]
+        for number in gone:
+            del self.producers[number]
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    async def publish(self, message: StreamMessage) -> int:
+        """Store a message, or hand it to whoever listens; returns its offset once it has reached the topic's level."""
+        if self.closing or self.problem is not None:
+            self.check()
+        if self._rate.rate and not self._rate.grant(1, self._loop.time()):
+            raise LimitError(f"topic {self.text} takes {self._rate.rate} messages a second; send more slowly")
+        self.messages_in += 1
+        self.bytes_in += len(message.payload)
+        if self._storage is not None:
+            return await self._storage.append_message(message)
+        for subscription in self.subscriptions.values():
+            assert isinstance(subscription, VolatileSubscription), "a topic without storage has no others"
+            subscription.publish(message)
+        return 0
+
+    async def read_from(self, offset: int) -> Reader:
+        """Read from an offset on."""
+        return await self.storage.create_reader(StartPosition.offset(offset))
+
+    async def store_dead_letter(self, subscription: str, letter: DeadLetter, policy: FailurePolicy) -> None:
+        """Publish a copy of a message that nobody could consume."""
+        await self._letters.store_dead_letter(self, subscription, letter, policy)
+
+    # --- subscriptions ------------------------------------------------------------------------------------------------
+
+    def open_subscription(self, name: str, record: SubscriptionRecord, cursor: int) -> Subscription:
+        """Make a subscription that is known work; its consumers are known from before."""
+        settings, rate = self._settings, self.policies.max_subscription_dispatch_rate
+        subscription: Subscription
+        if self.reliable:
+            subscription = ReliableSubscription(
+                self, name, record, cursor,
+                window=settings.max_unacked_messages, grace_s=settings.consumer_grace_s, rate=rate,
+            )  # fmt: skip
+        else:
+            subscription = VolatileSubscription(
+                name, record, queue=settings.non_reliable_queue, grace_s=settings.consumer_grace_s, rate=rate
+            )
+        for consumer, filters in record.consumers.items():
+            subscription.join(ids.consumer_id(self.text, name, consumer), consumer, filters)
+        self.subscriptions[name] = subscription
+        return subscription
+
+    def cursors(self) -> dict[str, int]:
+        """Return every subscription's cursor, as it is in memory."""
+        return {
+            name: subscription.cursor
+            for name, subscription in self.subscriptions.items()
+            if isinstance(subscription, ReliableSubscription)
+        }
+
+    def cursor_moved(self) -> None:
+        """Save the cursors soon."""
+        if self._saving is None and not self.closing:
+            self._saving = self._loop.call_later(self._settings.cursor_interval_s, self._start_saving)
+
+    def _start_saving(self) -> None:
+        if self._save_task is not None and not self._save_task.done():
+            self._saving = self._loop.call_later(self._settings.cursor_interval_s, self._start_saving)
+            return
+        self._saving = None
+        self._save_task = asyncio.create_task(self._save())
+
+    async def _save(self) -> None:
+        """Save what survives a power loss; the rest follows once it is synced."""
+        if self._storage is None:
+            return
+        wanted = self.cursors()
+        try:
+            saved = await self._storage.save_cursors(wanted)
+        except IsterError as error:
+            log.warning("cursors_not_saved", topic=self.text, cause=str(error))
+            self.cursor_moved()
+            return
+        if any(saved.get(name, cursor) < cursor for name, cursor in wanted.items()):
+            self.cursor_moved()
+
+    async def settle_cursors(self) -> None:
+        """Save every cursor now, with a sync before; the topic is about to be closed."""
+        if self._saving is not None:
+            self._saving.cancel()
+            self._saving = None
+        if self._save_task is not None:
+            await asyncio.wait({self._save_task})
+        if self._storage is not None and self.subscriptions:
+            await self._storage.flush()
+            await self._storage.save_cursors(self.cursors())
+
+    def close(self, failure: IsterError | None = None) -> None:
+        """End every stream; nothing more is taken or delivered."""
+        self.closing = True
+        for subscription in self.subscriptions.values():
+            subscription.close(failure)

@@ -1,0 +1,50 @@
+"""Read stdin so that Ctrl-C is heard while nothing comes.
+
+gRPC has threads of its own. A signal that the kernel hands to one of them does not interrupt a read in the main thread,
+where alone Python acts on it: without a look now and then, Ctrl-C would wait for the next line.
+"""
+
+from __future__ import annotations
+
+import io
+import select
+import sys
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOOK_S = 0.2
+CHUNK_BYTES = 65_536
+
+
+def lines() -> Iterator[bytes]:
+    """Give each line without its end; the last one may have none."""
+    stream = cast("io.BufferedReader", sys.stdin.buffer)
+    begun = bytearray()
+    while _wait(stream) and (chunk := stream.read1(CHUNK_BYTES)):
+        *whole, rest = chunk.split(b"\n")
+        for part in whole:
+            begun += part
+            yield bytes(begun)
+            begun.clear()
+        begun += rest
+    if begun:
+        yield bytes(begun)
+
+
+def answer() -> str:
+    """Return one line that a person types."""
+    _wait(sys.stdin.buffer)
+    return sys.stdin.readline()
+
+
+def _wait(stream: BinaryIO) -> bool:
+    """Wait until there is something to read, or the end."""
+    try:
+        number = stream.fileno()
+    except io.UnsupportedOperation:
+        return True  # it is in memory
+    while not select.select([number], [], [], LOOK_S)[0]:
+        pass
+    return True

@@ -1,0 +1,58 @@
+"""What one key of the file is to everyone: its type, default, bounds, and what the docs say of it."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+TEXT_MAX = 64 * 1024
+"""The longest value, in characters, after variables are filled in."""
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
+class Clash(NamedTuple):
+    """Two keys that contradict each other, or one that needs the other."""
+
+    key: str
+    other: str
+    reason: str
+
+
+class Note(NamedTuple):
+    """What the docs say of a key beside its type and bounds."""
+
+    allowed: str
+    example: str
+    backends: tuple[str, ...]
+
+
+def setting(
+    what: str, *, default: object, allowed: str = "", example: str = "", backends: tuple[str, ...] = (), **bounds: Any
+) -> Any:
+    """Describe one key; `allowed` only where type and bounds do not say it, `example` where the default is nothing."""
+    extra: Any = {"note": Note(allowed, example, backends)}
+    return Field(default, description=what, json_schema_extra=extra, **bounds)
+
+
+def note_of(field: FieldInfo) -> Note:
+    """Return what `setting` noted."""
+    extra: Any = field.json_schema_extra
+    note: Note = extra["note"]
+    return note
+
+
+def refuse(clashes: Iterator[Clash]) -> None:
+    """Refuse a section whose keys contradict each other."""
+    found = list(clashes)
+    if found:
+        # The loader reports them all from here; a program that builds a section by hand sees the first.
+        raise PydanticCustomError("clash", "{key} {reason}", {**found[0]._asdict(), "clashes": found})
+
+
+class Section(BaseModel):
+    """A part of the file; its values never change, and keys that it does not have are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)

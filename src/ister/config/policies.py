@@ -1,0 +1,153 @@
+"""What a namespace or a topic may say of itself, over what the broker says of all: limits, levels, retention.
+
+A topic's key wins over its namespace's, and that over the broker's (`policies:` in the configuration).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from ister.config.keys import TEXT_MAX, Section, setting
+from ister.config.problems import nearest
+from ister.config.reasons import reason
+from ister.config.tree import show_key
+from ister.core.errors import InvalidRequestError
+
+U32_MAX = (1 << 32) - 1
+UNSET = "default"
+"""What `ister topics set` takes for "whatever the level above says"."""
+
+Count = Annotated[int, Field(ge=0, le=U32_MAX)]
+Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
+Seconds = Annotated[int, Field(ge=1, le=3_153_600_000)]
+AckLevelName = Literal["wal", "fsync", "cloud"]
+RetentionName = Literal["none", "retain_until_ack", "retain_until_expire"]
+StartName = Literal["latest", "earliest"]
+
+
+class Policies(Section):
+    """What one namespace or one topic says; a key that is None follows the level above."""
+
+    max_producers_per_topic: Count | None = None
+    max_subscriptions_per_topic: Count | None = None
+    max_consumers_per_topic: Count | None = None
+    max_consumers_per_subscription: Count | None = None
+    max_publish_rate: Count | None = None
+    max_subscription_dispatch_rate: Count | None = None
+    max_message_size: Count | None = None
+    ack_level: AckLevelName | None = None
+    ack_timeout_ms: Milliseconds | None = None
+    retention_policy: RetentionName | None = None
+    retention_period_s: Seconds | None = None
+    start_position: StartName | None = None
+    lake: bool | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a JSON object; InvalidRequestError names the key that is wrong, and the one that was probably meant."""
+        if len(text) > TEXT_MAX:
+            raise InvalidRequestError(f"policies are longer than {TEXT_MAX:,} characters")
+        try:
+            content = json.loads(text, object_pairs_hook=_once)
+        except (ValueError, RecursionError):
+            raise InvalidRequestError('policies are not JSON; send an object like {"max_message_size": 1000}') from None
+        if not isinstance(content, dict):
+            raise InvalidRequestError('policies are not a JSON object; send one like {"max_message_size": 1000}')
+        try:
+            return cls.model_validate(content, strict=True)
+        except ValidationError as error:
+            raise _refused(error) from None
+
+    def changed(self, words: Mapping[str, str]) -> "Policies":
+        """Return these policies with some keys set from text, as people type it; `default` takes a key out."""
+        given = self.model_dump(exclude_none=True)
+        for key, word in words.items():
+            if key in given and word == UNSET:
+                del given[key]
+            elif word != UNSET or key not in Policies.model_fields:
+                given[key] = word
+        try:
+            return Policies.model_validate(given)
+        except ValidationError as error:
+            raise _refused(error) from None
+
+    def to_json(self) -> str:
+        """Return a JSON object with the keys that are given."""
+        return self.model_dump_json(exclude_none=True)
+
+
+class CompletePolicies(Section):
+    """Limits and promises of all topics, unless their namespace or they themselves say otherwise."""
+
+    max_producers_per_topic: Count = setting("Producers that a topic may have; 0: any number.", default=0)
+    max_subscriptions_per_topic: Count = setting("Subscriptions that a topic may have; 0: any number.", default=0)
+    max_consumers_per_topic: Count = setting("Consumers that a topic may have; 0: any number.", default=0)
+    max_consumers_per_subscription: Count = setting("Consumers that a subscription may have; 0: any number.", default=0)
+    max_publish_rate: Count = setting(
+        "Messages a second that a topic takes; producers are asked to wait beyond it. 0: any number.", default=0
+    )
+    max_subscription_dispatch_rate: Count = setting(
+        "Messages a second that a subscription is given; the rest waits. 0: any number.", default=0
+    )
+    max_message_size: Count = setting(
+        "Bytes that a message's payload may have; 0: any number. `broker.message_bytes_max` holds as well.",
+        default=10_485_760,
+    )
+    ack_level: AckLevelName | None = setting(
+        "What a producer's answer waits for. wal: written. fsync: synced. cloud: in an object. It can raise what "
+        "`sync_mode` gives, not lower it; none: what `sync_mode` gives.",
+        default=None,
+        allowed="wal, fsync, cloud",
+        example="fsync",
+    )
+    ack_timeout_ms: Milliseconds = setting(
+        "Milliseconds that a producer's answer waits for the object store with `ack_level: cloud`.", default=30_000
+    )
+    retention_policy: RetentionName = setting(
+        "When messages may be deleted. none: `wal_cloud.wal.retention` decides. retain_until_ack: once every subscription "
+        "has acknowledged them. retain_until_expire: once they are older than `retention_period_s`.",
+        default="none",
+    )
+    retention_period_s: Seconds | None = setting(
+        "Age in seconds for retain_until_expire; none: `wal_cloud.wal.retention.time_minutes`.",
+        default=None,
+        allowed="a whole number, from 1 to 3,153,600,000",
+        example="604800",
+    )
+    start_position: StartName = setting(
+        "Where a new subscription begins: with what comes next, or with the oldest message.", default="latest"
+    )
+    lake: bool = setting("Carry the topic into its table, once there are tables.", default=True)
+
+    def to_json(self) -> str:
+        """Return a JSON object with every key."""
+        return self.model_dump_json()
+
+
+def merge(namespace: Policies, topic: Policies, defaults: CompletePolicies) -> CompletePolicies:
+    """Return what holds for a topic."""
+    given = {**namespace.model_dump(exclude_none=True), **topic.model_dump(exclude_none=True)}
+    return defaults.model_copy(update=given)
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise InvalidRequestError("policies have a key that stands twice; keep one of them")
+    return found
+
+
+def _refused(error: ValidationError) -> InvalidRequestError:
+    problems = []
+    for detail in error.errors(include_url=False, include_input=False):
+        key = str(detail["loc"][0])
+        if detail["type"] == "extra_forbidden":
+            meant = nearest(key, Policies.model_fields)
+            known = f"did you mean {meant}?" if meant else f"known are {', '.join(Policies.model_fields)}"
+            problems.append(f"{show_key(key)} is not a known key; {known}")
+        else:
+            problems.append(f"{key} {reason(detail)}")
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return InvalidRequestError(f"policy {problems[0]}{more}")

@@ -1,0 +1,13 @@
+# What our code uses of danube-client, which ships no types; written by hand.
+from danube.connection_manager import ConnectionManager
+from danube.consumer import ConsumerBuilder
+from danube.producer import ProducerBuilder
+
+class DanubeClient:
+    connection_manager: ConnectionManager
+    def new_producer(self) -> ProducerBuilder: ...
+    def new_consumer(self) -> ConsumerBuilder: ...
+
+class DanubeClientBuilder:
+    def service_url(self, url: str) -> DanubeClientBuilder: ...
+    async def build(self) -> DanubeClient: ...

@@ -1,0 +1,139 @@
+"""A consumer stalls far behind: memory stays bounded, nobody else notices, and it catches up when it wakes (F34)."""
+
+import asyncio
+import time
+
+from counts import LONG
+from interop.raw import EXCLUSIVE, SHARED, api
+from interop.waiting import eventually, limited_to
+
+GROWTH_MIB_MAX = 64
+WORKERS = 9
+SENDERS = 16
+PAYLOAD = bytes(1000)
+STALLED_WINDOW = 10_000
+"""So many messages of a kilobyte are more than a connection takes that nobody reads from."""
+
+
+class Peak:
+    """The most memory that the broker has had, looked at again and again."""
+
+    def __init__(self, broker) -> None:
+        self._broker = broker
+        self.mib = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            self.mib = max(self.mib, self._broker.rss_mib())
+            await asyncio.sleep(0.05)
+
+
+class Work:
+    """A shared subscription whose consumers acknowledge whatever comes."""
+
+    def __init__(self, broker, topic: str) -> None:
+        self.broker = broker
+        self.topic = topic
+        self.seen: set[int] = set()
+        self.repeated = 0
+        self.each = [0] * WORKERS
+
+    async def consume(self, number: int) -> None:
+        async with self.broker.raw() as raw:
+            stream = await raw.consume(self.topic, "work", f"worker-{number}", SHARED)
+            while True:
+                message = await stream.next(60)
+                offset = message.msg_id.topic_offset
+                self.repeated += offset in self.seen
+                self.seen.add(offset)
+                self.each[number] += 1
+                await raw.ack(message, "work")
+
+    async def produce(self, raw, producer: int, count: int) -> float:
+        """Send so many, wait until the workers have them all; returns messages a second."""
+        began = time.monotonic()
+        target = len(self.seen) + count
+        numbers = iter(range(count))
+
+        async def send() -> None:
+            for _ in numbers:
+                await raw.producing.SendMessage(
+                    api.StreamMessage(
+                        msg_id=api.MsgID(producer_id=producer, topic_name=self.topic),
+                        payload=PAYLOAD,
+                        producer_name="raw",
+                    ),
+                    timeout=30,
+                )
+
+        await asyncio.gather(*(send() for _ in range(SENDERS)))
+        await eventually(lambda: len(self.seen) == target, "the workers have everything", 120)
+        return count / (time.monotonic() - began)
+
+
+@limited_to(3600 if LONG else 600)
+async def test_f34_a_stalled_consumer_costs_no_memory_and_slows_nobody(own_broker, topic, count, tell):
+    behind = count(8000, 1_000_000)
+    broker = own_broker()
+    async with asyncio.TaskGroup() as group, broker.raw() as raw, broker.raw() as lazy:
+        producer = await raw.create_producer(topic)
+        work = Work(broker, topic)
+        await raw.subscribe(topic, "work", "worker-0", SHARED)
+        await raw.set_window(topic, "work", 200)
+        tasks = [group.create_task(work.consume(number)) for number in range(WORKERS)]
+        alone = await work.produce(raw, producer, max(2000, behind // 20))
+
+        first = len(work.seen)
+        await raw.set_window(topic, "stalled", STALLED_WINDOW)
+        stalled = await lazy.consume(topic, "stalled", "stalled", EXCLUSIVE)  # open, and nobody reads
+        before = broker.rss_mib()
+        peak = Peak(broker)
+        tasks.append(group.create_task(peak.watch()))
+        beside = await work.produce(raw, producer, behind)
+        growth = peak.mib - before
+
+        assert work.repeated == 0
+        assert min(work.each) > 0.5 * max(work.each), "every worker works"
+        assert growth <= GROWTH_MIB_MAX, f"{growth:.1f} MiB more with {behind} messages behind"
+        assert beside > 0.5 * alone, f"{alone:.0f} messages a second alone, {beside:.0f} beside a stalled consumer"
+
+        began = time.monotonic()
+        for offset in range(first, first + behind):
+            message = await stalled.next(30)
+            assert message.msg_id.topic_offset == offset
+            await lazy.ack(message, "stalled")
+        caught_up = behind / (time.monotonic() - began)
+        growth = peak.mib - before
+        assert growth <= GROWTH_MIB_MAX, f"{growth:.1f} MiB more once it had caught up"
+        stalled.cancel()
+        for task in tasks:
+            task.cancel()
+    tell(
+        "F34",
+        f"1 of {WORKERS + 1} consumers stalled {behind:,} messages behind: {growth:.1f} MiB more; {alone:.0f} messages a second "
+        f"alone, {beside:.0f} beside it; it caught up one at a time at {caught_up:.0f} a second",
+    )
+
+
+async def test_f34_a_consumer_that_stops_reading_holds_no_more_than_its_share_of_a_shared_subscription(broker, topic):
+    async with broker.raw() as raw, broker.raw() as lazy:
+        producer = await raw.create_producer(topic)
+        await raw.subscribe(topic, "sub", "lazy", SHARED)
+        await raw.set_window(topic, "sub", 30)
+        await lazy.consume(topic, "sub", "lazy", SHARED)
+        streams = [await raw.consume(topic, "sub", f"busy-{n}", SHARED) for n in range(2)]
+        done = []
+
+        async def work(stream) -> None:
+            while True:
+                message = await stream.next(30)
+                await raw.ack(message, "sub")
+                done.append(message.msg_id.topic_offset)
+
+        tasks = [asyncio.create_task(work(stream)) for stream in streams]
+        await raw.send_all(topic, producer, [b"x"] * 300)
+        await eventually(lambda: len(done) >= 300 - 10, "the others do all but its share")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert len(set(done)) == len(done)

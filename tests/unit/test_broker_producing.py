@@ -1,0 +1,205 @@
+"""CreateProducer and SendMessage, as PROTOCOL has them."""
+
+import asyncio
+
+import pytest
+from broker_parts import BrokerWorld
+from danube.proto.DanubeApi_pb2 import ProducerRequest, StreamMessage
+
+from ister.broker import ids
+from ister.config.policies import CompletePolicies
+from ister.core.errors import (
+    AlreadyExistsError,
+    DrainingError,
+    InvalidNameError,
+    InvalidRequestError,
+    LimitError,
+    NotFoundError,
+    PreconditionError,
+)
+
+T = "/default/t"
+
+
+def run(act):
+    return asyncio.run(act)
+
+
+def test_a_producer_makes_its_topic_and_messages_get_dense_offsets(tmp_path):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            producer = await client.producer(T)
+            assert [await client.send(T, producer, b"x") for _ in range(3)] == [0, 1, 2]
+
+    run(act())
+
+
+def test_a_name_gets_the_same_number_again_and_after_a_restart_too(tmp_path):
+    async def act():
+        world = BrokerWorld(tmp_path)
+        async with world.broker() as client:
+            number = await client.producer(T)
+            assert await client.producer(T) == number
+            assert await client.producer(T, "other") != number
+            await client.send(T, number, b"1")
+        async with world.broker() as client:
+            assert await client.send(T, number, b"2") == 1, "sent without attaching again"
+            assert await client.producer(T) == number
+
+    run(act())
+
+
+@pytest.mark.parametrize("number", [0, 1, 12345, 2**63 - 1, 2**64 - 1])
+def test_a_number_that_nobody_was_given_is_not_found(tmp_path, number):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            await client.producer(T)
+            with pytest.raises(NotFoundError):
+                await client.send(T, number, b"x")
+
+    run(act())
+
+
+def test_the_number_of_another_topic_is_not_found(tmp_path):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            await client.producer(T)
+            other = await client.producer("/default/other")
+            with pytest.raises(NotFoundError):
+                await client.send(T, other, b"x")
+
+    run(act())
+
+
+def test_what_is_wrong_with_a_request_is_told_in_the_order_of_the_protocol(tmp_path):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            with pytest.raises(InvalidNameError):
+                await client.producer("no-slash")
+            with pytest.raises(NotFoundError, match="namespace nowhere"):
+                await client.producer("/nowhere/t")
+            await client.producer(T)
+            with pytest.raises(PreconditionError, match="Reliable"):
+                await client.producer(T, "q", reliable=False)
+            with pytest.raises(AlreadyExistsError):
+                await client.producer(f"{T}-part-0")
+            await client.producer("/default/p-part-1")
+            with pytest.raises(AlreadyExistsError):
+                await client.producer("/default/p")
+            await client.producer("/default/p-party")
+            with pytest.raises(PreconditionError, match="not found"):
+                await client.producer(T, "q", subject="unregistered")
+            with pytest.raises(InvalidRequestError):
+                await client.producing.create_producer(
+                    ProducerRequest(topic_name=T, producer_name="x", dispatch_strategy=7)
+                )
+            with pytest.raises(InvalidRequestError):
+                await client.producer(T, "")
+
+    run(act())
+
+
+def test_a_topic_is_not_made_when_the_broker_makes_none_by_itself(tmp_path):
+    async def act():
+        async with BrokerWorld(tmp_path).broker(auto_create_topics=False) as client:
+            with pytest.raises(NotFoundError):
+                await client.producer(T)
+            assert client.broker.topics == {}
+
+    run(act())
+
+
+def test_a_message_without_an_id_and_one_that_is_too_large_are_refused(tmp_path):
+    async def act():
+        policies = CompletePolicies(max_message_size=4)
+        async with BrokerWorld(tmp_path).broker(policies=policies) as client:
+            with pytest.raises(InvalidRequestError, match="msg_id"):
+                await client.producing.send_message(StreamMessage(payload=b"x"), None)
+            producer = await client.producer(T)
+            await client.send(T, producer, b"1234")
+            with pytest.raises(InvalidRequestError, match="5 bytes"):
+                await client.send(T, producer, b"12345")
+
+    run(act())
+
+
+def test_limits_of_producers_and_of_the_rate_make_clients_wait(tmp_path):
+    async def act():
+        policies = CompletePolicies(max_producers_per_topic=2, max_publish_rate=3)
+        async with BrokerWorld(tmp_path).broker(policies=policies, producer_expiry_s=0.05) as client:
+            first = await client.producer(T, "a")
+            await client.producer(T, "b")
+            with pytest.raises(LimitError):
+                await client.producer(T, "c")
+            for _ in range(3):
+                await client.send(T, first, b"x")
+            with pytest.raises(LimitError):
+                await client.send(T, first, b"x")
+            loop = asyncio.get_running_loop()
+            forgotten = asyncio.Event()
+            loop.call_later(0.1, forgotten.set)
+            await forgotten.wait()
+            await client.producer(T, "c")
+
+    run(act())
+
+
+def test_a_producer_that_wants_a_topic_alone_gets_it_alone(tmp_path):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            number = await client.producer(T, "a", exclusive=True)
+            assert await client.producer(T, "a", exclusive=True) == number
+            with pytest.raises(PreconditionError):
+                await client.producer(T, "b")
+
+    run(act())
+
+
+def test_every_field_of_a_message_comes_back_as_it_was_sent(tmp_path):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            producer = await client.producer(T)
+            consumer = await client.subscribe(T)
+            fields = {
+                "attributes": {"a": "1", "ü": ""},
+                "schema_id": 7,
+                "schema_version": 2,
+                "routing_key": "",
+            }
+            await client.send(T, producer, b"full", **fields)
+            await client.send(T, producer, b"")
+            async with client.receive(consumer) as stream:
+                full, bare = await stream.take(2)
+            assert full.payload == b"full"
+            assert full.request_id == 1
+            assert (full.publish_time, full.producer_name, full.subscription_name) == (1234, "p", "s")
+            assert dict(full.attributes) == fields["attributes"]
+            assert (full.schema_id, full.schema_version, full.routing_key) == (7, 2, "")
+            assert full.HasField("routing_key")
+            assert (full.msg_id.producer_id, full.msg_id.topic_name) == (producer, T)
+            assert (full.msg_id.broker_addr, full.msg_id.topic_offset) == ("http://b", 0)
+            assert not any(bare.HasField(field) for field in ("schema_id", "schema_version", "routing_key"))
+
+    run(act())
+
+
+def test_a_broker_that_drains_sends_producers_elsewhere(tmp_path):
+    async def act():
+        world = BrokerWorld(tmp_path)
+        async with world.broker() as client:
+            producer = await client.producer(T)
+        with pytest.raises(DrainingError):
+            await client.send(T, producer, b"x")
+        with pytest.raises(DrainingError):
+            await client.producer("/default/new")
+
+    run(act())
+
+
+def test_numbers_of_producers_are_positive_and_tell_their_topic():
+    for name in ("a", "b", "ü" * 50):
+        number = ids.producer_id(T, name)
+        assert 0 < number < 2**63
+        assert ids.may_send(number, T)
+        assert not ids.may_send(number, "/default/t2")
+    assert ids.consumer_id("a", "b", "c") != ids.consumer_id("a", "bc", "")
