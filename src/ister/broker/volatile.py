@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 
 from ister.broker.stream import Consumer, Stream
@@ -31,6 +32,8 @@ class VolatileSubscription:
         self._by_id: dict[int, Consumer] = {}
         self._dispatch = VolatileDispatch(record.kind)
         self._rate = TokenBucket(rate, self._loop.time())
+        self._delayed: deque[StreamMessage] = deque()
+        self._timer: asyncio.TimerHandle | None = None
 
     def connected(self) -> int:
         """Return how many consumers have a stream."""
@@ -70,10 +73,33 @@ class VolatileSubscription:
             self._drop_stream(consumer)
 
     def publish(self, message: StreamMessage) -> None:
-        """Hand a message to whoever is to have it; drop it when he cannot take it."""
+        """Hand a message to whoever is to have it; drop it when he cannot take it.
+
+        What comes faster than the rate waits, as long as there is room for it.
+        """
+        if not self._delayed and self._rate.grant(1, self._loop.time()):
+            self._deliver(message)
+        elif len(self._delayed) < self._queue and self.connected():
+            self._delayed.append(message)
+            self._release_later()
+        else:
+            self.dropped += 1
+
+    def _release_later(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._rate.next_at(), self._release)
+
+    def _release(self) -> None:
+        self._timer = None
+        for _ in range(self._rate.grant(len(self._delayed), self._loop.time())):
+            self._deliver(self._delayed.popleft())
+        if self._delayed:
+            self._release_later()
+
+    def _deliver(self, message: StreamMessage) -> None:
         key = message.producer_name if message.routing_key is None else message.routing_key
         chosen = self._dispatch.choose(key, self._has_room)
-        if chosen is None or not self._rate.grant(1, self._loop.time()):
+        if chosen is None:
             self.dropped += 1
             return
         stream = self._by_id[chosen].stream
@@ -94,6 +120,10 @@ class VolatileSubscription:
 
     def close(self, failure: IsterError | None = None) -> None:
         """End every stream."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._delayed.clear()
         for consumer in self.consumers.values():
             if consumer.stream is not None:
                 consumer.stream.end(failure)

@@ -200,9 +200,13 @@ class Wal(DiskJobs):
         tick.add(message, waiter)
         if tick.size >= self._flush_bytes:
             self._flush()
+        if waits_for_sync and not self._waits_for_sync:
+            return await self._synced_too(waiter)  # the level was lowered before its turn came; the promise stands
+        return await waiter
+
+    async def _synced_too(self, waiter: Waiter) -> int:
         offset = await waiter
-        if waits_for_sync and offset >= self._synced:
-            await self._wait_synced(offset + 1)  # the level was lowered meanwhile; the promise stands
+        await self._wait_synced(offset + 1)
         return offset
 
     async def append_batch(self, messages: Sequence[StreamMessage]) -> range:
