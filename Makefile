@@ -73,7 +73,7 @@ bench-cloud: $(READY) ## Measure the object tier against its floors; the last li
 	@$(BIN)/python bench/cloud.py
 
 .PHONY: bench-broker
-bench-broker: $(READY) ## Measure the broker against its floors (about ten minutes); the last line is JSON
+bench-broker: $(READY) ## Measure the broker against its floors (about a quarter of an hour); the last line is JSON
 	@$(BIN)/python bench/broker.py
 
 .PHONY: protos

@@ -33,7 +33,7 @@ PAYLOAD_BYTES = 200
 IN_FLIGHT = 64
 ROUND_MESSAGES = 100_000
 """Five rounds store the backlog of 500,000 that is then caught up with."""
-FLOOR_MESSAGES = 30_000
+FLOOR_MESSAGES = 20_000
 ALONE = 3_000
 WINDOW = 1000
 RATE = 1000
@@ -170,18 +170,32 @@ def _is_floors(_offset: int, payload: bytes) -> None:
 
 
 class Deliveries:
-    """When each message came, at one of several subscriptions; insists on order."""
+    """When each message came, at one of several subscriptions; insists on every offset once, in order.
+
+    Messages are counted by what their payload says: sends that are in flight together may be stored in any order.
+    """
 
     def __init__(self, count: int) -> None:
-        self.at: list[float] = []
-        self.complete = asyncio.Event()
+        self.at: dict[int, float] = {}
         self._count = count
+        self._next = 0
+        self._complete = asyncio.get_running_loop().create_future()
 
     def take(self, message) -> None:
-        assert int(message.payload) == len(self.at), f"{message.payload!r} came, {len(self.at)} was due"
-        self.at.append(time.perf_counter())
-        if len(self.at) == self._count:
-            self.complete.set()
+        now = time.perf_counter()
+        assert message.msg_id.topic_offset == self._next, f"{message.msg_id.topic_offset} came, {self._next} was due"
+        self._next += 1
+        self.at[int(message.payload)] = now
+        if self._next == self._count:
+            assert self.at.keys() == set(range(self._count)), "a message came twice"
+            self._complete.set_result(None)
+
+    def failed(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and not self._complete.done():
+            self._complete.set_exception(task.exception() or RuntimeError("the stream has ended"))
+
+    async def complete(self, timeout_s: float) -> None:
+        await asyncio.wait_for(self._complete, timeout_s)
 
 
 @asynccontextmanager
@@ -192,6 +206,7 @@ async def following(client: Client, topic: str, deliveries: list[Deliveries]) ->
         consumer = await client.consumer(topic, f"sub-{number}")
         started = asyncio.Event()
         tasks.append(asyncio.create_task(consumer.follow(each.take, started)))
+        tasks[-1].add_done_callback(each.failed)
         await started.wait()
     try:
         yield
@@ -201,33 +216,32 @@ async def following(client: Client, topic: str, deliveries: list[Deliveries]) ->
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def e2e_round(broker: BrokerProcess, number: int, figures: Figures) -> None:
-    """Produce a thousand a second, each at its moment; a message's time begins when it was due."""
+async def e2e_round(broker: BrokerProcess, floor: str, number: int, figures: Figures) -> None:
+    """Send from a process of its own, to the floor and to the broker, and receive in this one."""
     topic = f"/default/e2e-{number}"
     await create_topic(broker, topic)
+    for target, prefix in (floor, "floor_"), (broker.target, ""):
+        times = await e2e_times(target, topic)
+        figures.note(f"{prefix}e2e_1000_p50_us", times[len(times) // 2])
+        figures.note(f"{prefix}e2e_1000_p99_us", times[len(times) * 99 // 100])
+
+
+async def e2e_times(target: str, topic: str) -> list[float]:
+    """Send a thousand a second, each at its moment; a message's time begins when it was due, and ends at its consumer."""
     count = int(RATE * E2E_S)
     deliveries = Deliveries(count)
-    due: list[float] = []
-    sends: set[asyncio.Task[None]] = set()
-    async with connected(broker.target) as client, following(client, topic, [deliveries]):
-        producer = await client.producer(topic)
+    pacer = [Path(__file__).with_name("broker_pacer.py"), target, topic, RATE, count, PAYLOAD_BYTES]
+    async with connected(target) as client, following(client, topic, [deliveries]):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *map(str, pacer), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert await process.stdout.readline() == b"ready\n", "the producer does not start"
         gc.collect()
-        began = time.perf_counter()
-        while len(due) < count:
-            moment = began + len(due) / RATE
-            wait = moment - time.perf_counter()
-            if wait > 0:
-                await asyncio.sleep(wait)
-            task = asyncio.create_task(producer.send(len(due), b"%-*d" % (PAYLOAD_BYTES, len(due))))
-            due.append(moment)
-            sends.add(task)
-            task.add_done_callback(sends.discard)
-        async with asyncio.timeout(60):
-            await deliveries.complete.wait()
-            await asyncio.gather(*sends)
-    times = sorted((at - moment) * 1e6 for at, moment in zip(deliveries.at, due, strict=True))[count // 10 :]
-    figures.note("e2e_1000_p50_us", times[len(times) // 2])
-    figures.note("e2e_1000_p99_us", times[len(times) * 99 // 100])
+        began = time.perf_counter() + 0.1
+        await process.communicate(b"%r\n" % began)
+        assert process.returncode == 0, "the producer failed"
+        await deliveries.complete(60)
+    return sorted((at - began - index / RATE) * 1e6 for index, at in deliveries.at.items())
 
 
 async def fanout_round(broker: BrokerProcess, number: int, figures: Figures) -> None:
@@ -242,9 +256,8 @@ async def fanout_round(broker: BrokerProcess, number: int, figures: Figures) -> 
         gc.collect()
         began = time.perf_counter()
         await producer.send_all(0, [b"%-*d" % (PAYLOAD_BYTES, n) for n in range(FANOUT_MESSAGES)], 1)
-        async with asyncio.timeout(120):
-            for each in deliveries:
-                await each.complete.wait()
+        for each in deliveries:
+            await each.complete(120)
         figures.note("fanout_msgs_s", SUBSCRIPTIONS * FANOUT_MESSAGES / (time.perf_counter() - began))
 
 
@@ -293,7 +306,7 @@ async def measure(scratch: Path) -> Figures:
             "catching up", lambda number: catch_up_round(broker, floor, backlog, number * ROUND_MESSAGES, figures)
         )
         assert backlog.missing == 0, f"{backlog.missing} stored messages never came"
-        await rounds("from producer to consumer", lambda number: e2e_round(broker, number, figures))
+        await rounds("from producer to consumer", lambda number: e2e_round(broker, floor, number, figures))
         await rounds("to ten subscriptions", lambda number: fanout_round(broker, number, figures))
         figures.note("rss_busy_mb", broker.rss_mb())
     return figures
@@ -311,6 +324,7 @@ def report(figures: Figures) -> dict[str, float]:
         "unary_64_ratio": figures.median("unary_64_msgs_s") / figures.median("floor_unary_64_msgs_s"),
         "catchup_ratio": figures.median("catchup_msgs_s") / figures.median("floor_catchup_msgs_s"),
         "ack_p50_ratio": figures.median("ack_p50_us") / figures.median("floor_ack_p50_us"),
+        "e2e_p99_ratio": figures.median("e2e_1000_p99_us") / figures.median("floor_e2e_1000_p99_us"),
         "topics_mb": figures.median("rss_1000_topics_mb") - figures.median("rss_mb"),
     }
     print(f"{'':30}{'median':>14}{'least':>14}{'most':>14}")

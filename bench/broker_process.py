@@ -51,7 +51,7 @@ class BrokerProcess:
         config.write_text("broker_port: 0\nadmin_port: 0\nprom_port: 0\n")
         serve = [
             sys.executable, "-c", "from ister.cli import main; main()",
-            "serve", "--config", str(config), "--data-dir", str(self._directory / "data"), "-o", "json",
+            "serve", "--no-pipeline", "--config", str(config), "--data-dir", str(self._directory / "data"), "-o", "json",
         ]  # fmt: skip
         limited = ["sh", "-c", f'ulimit -Sn {DESCRIPTORS}; exec "$@"', "sh", *serve]
         began = time.monotonic()

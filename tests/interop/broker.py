@@ -90,7 +90,7 @@ class Broker:
             "prom_port": self.prom_port,
         }
         path.write_text(yaml.safe_dump(addresses | self.config))
-        return [*ISTER, "serve", "--config", str(path), "-o", "json", "--data-dir", str(self.data)]
+        return [*ISTER, "serve", "--no-pipeline", "--config", str(path), "-o", "json", "--data-dir", str(self.data)]
 
     def launch(self) -> Self:
         """Start the process and do not wait for it."""

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from admin_parts import AdminWorld, refused
 from broker_parts import FAILOVER, SHARED
-from cloud_parts import TroubledMetadata, run
+from cloud_parts import TroubledMetadata, run, told
 from grpc import StatusCode
 
 from ister.core.errors import MetadataUnavailableError
@@ -496,7 +496,7 @@ def test_a_larger_window_counts_at_once(tmp_path):
     run(story())
 
 
-def test_a_blocked_subscription_goes_on_when_its_policy_is_changed(tmp_path):
+def test_a_blocked_subscription_goes_on_when_its_policy_is_changed_and_both_are_told(tmp_path):
     async def story():
         async with AdminWorld(tmp_path).asker() as asker:
             producer = await asker.client.producer(T)
@@ -506,10 +506,13 @@ def test_a_blocked_subscription_goes_on_when_its_policy_is_changed(tmp_path):
             async with asker.client.receive(consumer) as stream:
                 await asker.client.send(T, producer, b"bad")
                 (bad,) = await stream.take(1)
-                await asker.client.nack(bad)
-                assert asker.broker.topic(T).subscriptions["s"].dispatch.blocked
-                given = policy(max_redelivery_count=0, poison_policy=pb.Drop)
-                await asker.topic("SetSubscriptionFailurePolicy", topic=T, subscription="s", failure_policy=given)
+                with told() as events:
+                    await asker.client.nack(bad)
+                    assert asker.broker.topic(T).subscriptions["s"].dispatch.blocked
+                    given = policy(max_redelivery_count=0, poison_policy=pb.Drop)
+                    await asker.topic("SetSubscriptionFailurePolicy", topic=T, subscription="s", failure_policy=given)
+                logged = [(event["event"], event["subscription"], event["cursor"]) for event in events]
+                assert logged == [("subscription_blocked", "s", 0), ("subscription_unblocked", "s", 0)]
                 (bad,) = await stream.take(1)
                 await asker.client.nack(bad)
                 await asker.client.send(T, producer, b"good")

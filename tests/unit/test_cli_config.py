@@ -118,7 +118,10 @@ def test_show_without_a_file_shows_where_everything_would_be():
 
 
 def test_show_says_when_the_data_directory_has_no_effect():
-    Path("f.yml").write_text("wal_cloud:\n  wal: {dir: a}\n  cloud: {root: b}\n  metadata: {in_memory: true}\n")
+    Path("f.yml").write_text(
+        "wal_cloud:\n  wal: {dir: a}\n  cloud: {root: b}\n  metadata: {in_memory: true}\n"
+        "storage:\n  iceberg_config:\n    catalog: {uri: 'sqlite:///c.db', warehouse: d}\n"
+    )
     assert "warning: --data-dir: has no effect" in run("show", "--config", "f.yml", "--data-dir", "d").stderr
     assert run("show", "--config", "f.yml").stderr == ""
 

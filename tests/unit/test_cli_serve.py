@@ -68,7 +68,12 @@ def end(process, number=signal.SIGINT):
 
 def serve(broker, *words):
     return subprocess.run(
-        [*ISTER, "serve", *words], capture_output=True, text=True, timeout=PATIENCE_S, cwd=broker.directory, check=False
+        [*ISTER, "serve", "--no-pipeline", *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        cwd=broker.directory,
+        check=False,
     )
 
 
@@ -93,7 +98,7 @@ def test_a_port_that_is_taken_is_said_with_its_number(broker, key):
 
 def test_a_person_is_told_where_it_listens_and_what_to_try(broker, start):
     broker.stop()
-    process = start("serve", "--config", "ister.yml", "--data-dir", "data")
+    process = start("serve", "--no-pipeline", "--config", "ister.yml", "--data-dir", "data")
     said = hear(process.stdout).decode()
     code, rest, _ = end(process)
     said += rest.decode()
@@ -115,7 +120,7 @@ def test_a_program_is_told_how_many_topics_came_back(broker, start):
 
 def test_log_events_can_be_json(broker, start):
     broker.stop()
-    process = start("serve", "--config", "ister.yml", "--log-format", "json", "-o", "json")
+    process = start("serve", "--no-pipeline", "--config", "ister.yml", "--log-format", "json", "-o", "json")
     hear(process.stdout)
     code, _, err = end(process, signal.SIGTERM)
     events = [json.loads(line) for line in err.splitlines()]

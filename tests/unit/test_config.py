@@ -18,6 +18,7 @@ from ister.config import (
     loads,
     values,
 )
+from ister.config.sections import PLACES
 from ister.core.errors import ClientError
 from ister.ports.objects.root import StoreSettings, open_store
 
@@ -131,8 +132,10 @@ def test_a_data_directory_holds_everything_that_has_no_place():
     config = loaded.config.wal_cloud
     assert (config.wal.dir, config.cloud.root) == (Path("/data/wal"), "/data/objects")
     assert config.metadata.store == SqliteMetadata(Path("/data/metadata.db"))
+    catalog = loaded.config.storage.iceberg_config.catalog
+    assert (catalog.uri, catalog.warehouse) == ("sqlite:////data/catalog.db", "/data/warehouse")
     moved = {value.key for value in values(loaded) if value.origin.kind == "--data-dir"}
-    assert moved == {"wal_cloud.wal.dir", "wal_cloud.cloud.root", "wal_cloud.metadata.sqlite_path"}
+    assert moved == PLACES
 
 
 def test_the_file_wins_over_the_data_directory():
@@ -157,6 +160,7 @@ def test_sqlite_has_no_path_where_it_is_not_used(text):
 
 def test_a_data_directory_without_effect_is_told():
     text = "wal_cloud:\n  wal: {dir: a}\n  cloud: {root: b}\n  metadata: {in_memory: true}\n"
+    text += "storage: {iceberg_config: {catalog: {type: rest, uri: 'http://h'}}}\n"
     assert "--data-dir" in [warning.key for warning in advice(read(text, data_dir=Path("/data")))]
     assert "--data-dir" not in [warning.key for warning in advice(read(text))]
     assert advice(load(None, Path("/data"), {})) == []
@@ -442,7 +446,6 @@ def test_a_program_that_builds_a_section_is_checked_too():
     [
         ("", "wal_clud: {}", "did you mean wal_cloud?"),
         ("", "raft: {}", "known here: cluster_name, broker_host, "),
-        ("", "storage: {}", "the log, objects and metadata are set under wal_cloud"),
         ("broker", "host: x", "write broker_host at the top of the file"),
         ("auth", "jwt: {}", "tokens come in a later release"),
         ("wal_cloud", "admin_port: 1", "it belongs to the top of the file"),

@@ -131,7 +131,7 @@ def test_what_clients_are_told_is_absolute(written, meant):
         ("advertised_listeners|broker_url: http://user:pw@b:1", "must be an address with a port"),
         ("advertised_listeners|broker_url: http://b:70000", "must be an address with a port"),
         ("policies|max_message_size: -1", "must be at least 0"),
-        ("policies|ack_level: disk", "must be one of wal, fsync or cloud"),
+        ("policies|ack_level: disk", "must be one of wal, fsync, cloud or lake"),
         ("policies|retention_policy: soon", "must be one of none, retain_until_ack or retain_until_expire"),
         ("policies|start_position: middle", "must be one of latest or earliest"),
     ],

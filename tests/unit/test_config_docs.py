@@ -58,7 +58,7 @@ def test_every_key_is_described(key):
     assert key.allowed
     assert f"| `{key.name}` |" in PAGE.read_text()
     assert re.search(rf"^ *(# )?{key.name}:", starter(), re.MULTILINE)
-    assert key.default or key.example or key.name == "options"
+    assert key.default or key.example or key.name in {"options", "properties"}
 
 
 def test_the_starter_file_is_sound_and_changes_nothing():
@@ -69,21 +69,64 @@ def test_the_starter_file_is_sound_and_changes_nothing():
     assert moved.config == load(None, Path("/data"), {}).config
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS if key.name != "options"], ids=lambda key: key.path)
+CATALOG, STORE = "storage.iceberg_config.catalog", "storage.iceberg_config.object_store"
+CLOUD, METADATA = "wal_cloud.cloud", "wal_cloud.metadata"
+POSTGRES = {f"{CATALOG}.uri": "postgresql://h/d", f"{CATALOG}.user": "u", f"{CATALOG}.password": "p"}
+REST = {f"{CATALOG}.type": "rest", f"{CATALOG}.uri": "http://h"}
+S3 = {f"{CLOUD}.backend": "s3", f"{STORE}.type": "s3", f"{STORE}.bucket": "b"}
+ETCD = {f"{METADATA}.etcd_endpoint": "a:1"}
+BESIDE = {
+    f"{CLOUD}.access_key": {f"{CLOUD}.secret_key": "s"},
+    f"{CLOUD}.secret_key": {f"{CLOUD}.access_key": "a"},
+    f"{CLOUD}.session_token": {f"{CLOUD}.access_key": "a", f"{CLOUD}.secret_key": "s"},
+    f"{CLOUD}.account_key": {f"{CLOUD}.account_name": "a"},
+    f"{METADATA}.etcd_ca": ETCD,
+    f"{METADATA}.etcd_cert": {**ETCD, f"{METADATA}.etcd_key": "k"},
+    f"{METADATA}.etcd_key": {**ETCD, f"{METADATA}.etcd_cert": "c"},
+    f"{METADATA}.etcd_user": {**ETCD, f"{METADATA}.etcd_password": "p"},
+    f"{METADATA}.etcd_password": {**ETCD, f"{METADATA}.etcd_user": "u"},
+    f"{CATALOG}.region": {f"{CATALOG}.type": "glue"},
+    f"{CATALOG}.user": POSTGRES,
+    f"{CATALOG}.password": POSTGRES,
+    f"{CATALOG}.credential": REST,
+    f"{CATALOG}.token": REST,
+    **{f"{STORE}.{name}": S3 for name in ("type", "bucket", "root", "region", "endpoint")},
+    f"{STORE}.access_key": {**S3, f"{STORE}.secret_key": "s"},
+    f"{STORE}.secret_key": {**S3, f"{STORE}.access_key": "a"},
+    "storage.iceberg_config.wal.max_file_size": {"wal_cloud.wal.rotation.max_bytes": "67108864"},
+}
+"""What a line needs beside it to make sense."""
+
+
+def starter_with(key, beside):
+    """Return the starter file with one line switched on as it stands, and others set."""
+    lines, inside = [], []
+    for line in starter().splitlines():
+        match = re.fullmatch(r"( *)(# )?([a-z_]+):(.*)", line)
+        if match is None:
+            lines.append(line)
+            continue
+        indent, off, name, value = match.groups()
+        here = inside[: len(indent) // 2]
+        path = ".".join([*here, name])
+        if not off and not value:
+            inside = [*here, name]
+        if path in beside and path != key:
+            lines.append(f"{indent}{name}: {beside[path]}")
+        else:
+            lines.append(f"{indent}{name}:{value}" if path == key else line)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in KEYS if key.name not in {"options", "properties"}], ids=lambda key: key.path
+)
 def test_every_line_of_the_starter_file_can_be_switched_on(key):
-    """Keys of other stores then contradict the backend, but the line itself is never what is wrong."""
-    text = re.sub(rf"^( *)# {key.name}:", rf"\1{key.name}:", starter(), flags=re.MULTILINE)
+    """What a line needs beside it is put there; the line itself is never what is wrong."""
+    beside = dict(BESIDE.get(key.path, {}))
     backend = re.search(r"with (\w+)", key.allowed)
-    if backend and key.path.startswith("wal_cloud.cloud."):
+    if backend and key.path.startswith(CLOUD):
         root = {"s3": "s3://b", "gcs": "gcs://b", "azblob": "b"}[backend[1]]
-        text = text.replace('backend: "fs"', f'backend: "{backend[1]}"\n    root: "{root}"')
-    others = {
-        "access_key": "secret_key", "secret_key": "access_key", "session_token": "access_key secret_key",
-        "account_key": "account_name", "etcd_ca": "etcd_endpoint", "etcd_cert": "etcd_endpoint etcd_key",
-        "etcd_key": "etcd_endpoint etcd_cert", "etcd_user": "etcd_endpoint etcd_password",
-        "etcd_password": "etcd_endpoint etcd_user",
-    }  # fmt: skip
-    for other in others.get(key.name, "").split():
-        text = re.sub(rf"^( +)# {other}:", rf"\1{other}:", text, flags=re.MULTILINE)
-    loaded = loads(text.encode(), "f.yml", None, Anything())
+        beside |= {f"{CLOUD}.backend": backend[1], f"{CLOUD}.root": root}
+    loaded = loads(starter_with(key.path, beside).encode(), "f.yml", None, Anything())
     assert next(value for value in values(loaded) if value.key == key.path).origin.line

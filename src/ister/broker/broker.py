@@ -328,6 +328,7 @@ class Broker:
             topic = self.topic(str(name))
             record = topic.record.model_copy(update={"policies": policies})
             await self._apply(topic, record)
+            log.info("topic_policies_set", topic=topic.text, policies=policies.to_json())
 
     async def _apply(self, topic: Topic, record: TopicRecord) -> None:
         policies = self.effective(topic.name, record)
@@ -368,6 +369,7 @@ class Broker:
         if namespace in self.namespaces:
             raise AlreadyExistsError(f"namespace {namespace} exists already")
         await self._ensure_namespace(namespace)
+        log.info("namespace_created", namespace=namespace)
 
     async def delete_namespace(self, namespace: str) -> None:
         """Delete a namespace that has no topics."""
@@ -383,6 +385,7 @@ class Broker:
         except BaseException:
             self.namespaces[namespace] = record
             raise
+        log.info("namespace_removed", namespace=namespace)
 
     def namespace(self, namespace: str) -> NamespaceRecord:
         """Return a namespace; NotFoundError when there is none."""
@@ -412,6 +415,7 @@ class Broker:
         record = NamespaceRecord(policies=policies)
         await self.records.save_namespace(namespace, record)
         self.namespaces[namespace] = record
+        log.info("namespace_policies_set", namespace=namespace, policies=policies.to_json())
         for topic in self.topics_of(namespace):
             async with self.changing(topic.name):
                 if topic.closing or topic.problem is not None:
@@ -437,7 +441,12 @@ class Broker:
             await self.records.save_namespace(namespace, record)
             self.namespaces[namespace] = record
 
-    # --- dead letters -------------------------------------------------------------------------------------------------
+    # --- what topics ask of us (topic.Home) ------------------------------------------------------------------------------
+
+    async def wait_in_table(self, topic: Topic, upto: int) -> None:
+        """Return once the topic's table has everything below `upto`; the pipeline is woken for it."""
+        timeout_s = topic.policies.ack_timeout_ms / 1000
+        await self.pipelines.wait_upto(topic.name, topic.generation, upto, timeout_s)
 
     async def store_dead_letter(
         self, topic: Topic, subscription: str, letter: DeadLetter, policy: FailurePolicy
@@ -464,6 +473,7 @@ class Broker:
             self.consumers.pop(consumer.id, None)
             if consumer.name in subscription.consumers:
                 subscription.leave(consumer)
+            log.info("consumer_expired", topic=topic.text, subscription=subscription.name, consumer=consumer.name)
 
     async def remove_subscription(self, topic: Topic, name: str) -> None:
         """Forget a subscription with its progress."""

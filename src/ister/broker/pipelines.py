@@ -12,7 +12,8 @@ import structlog
 
 from ister.broker.records import PipelineRecord, UptoRecord
 from ister.broker.wakeups import Wakeups
-from ister.core.errors import BusyError, PreconditionError
+from ister.core.errors import BusyError, PreconditionError, UnknownOutcomeError
+from ister.ports.progress import Progress
 
 if TYPE_CHECKING:
     from ister.broker.records import Records
@@ -23,6 +24,19 @@ log = structlog.get_logger()
 TRIES = 10
 
 
+class NotInLakeError(UnknownOutcomeError):
+    """A message is in the log and synced, but not yet in its table."""
+
+    def __init__(self, topic: str, offset: int, cause: str) -> None:
+        self.topic = topic
+        self.offset = offset
+        self.cause = cause
+        super().__init__(
+            f"topic {topic}: messages below offset {offset} are in the log and synced, but not yet in the table "
+            f"({cause}); do not send them again, they are committed once the pipeline gets to them"
+        )
+
+
 class Pipelines:
     """The pipelines that came; `load` it first."""
 
@@ -31,6 +45,7 @@ class Pipelines:
         self._records = records
         self._epoch = 0
         self._uptos: dict[TopicName, UptoRecord] = {}
+        self._waited_for: dict[tuple[TopicName, int], Progress] = {}
         self._lock = asyncio.Lock()
 
     async def load(self) -> None:
@@ -75,14 +90,40 @@ class Pipelines:
                 await self._records.save_upto(topic, record)
                 self._uptos[topic] = record
         self.wakeups.reached(str(topic), generation, upto)
+        waited_for = self._waited_for.get((topic, generation))
+        if waited_for is not None:
+            waited_for.reach(upto)
         return upto
+
+    async def wait_upto(self, topic: TopicName, generation: int, upto: int, timeout_s: float) -> None:
+        """Wake the pipeline, and return once a table has everything below `upto`; NotInLakeError when that takes too long."""
+        key = (topic, generation)
+        progress = self._waited_for.get(key)
+        if progress is None:
+            progress = self._waited_for[key] = Progress(self.upto(topic, generation) or 0)
+        if progress.value >= upto:
+            return
+        self.wakeups.wake(str(topic), generation, upto)
+        try:
+            await asyncio.wait_for(progress.wait(upto), timeout_s)
+        except TimeoutError:
+            raise NotInLakeError(str(topic), upto, f"it took longer than {timeout_s:g} s") from None
+        if progress.value < upto:
+            raise NotInLakeError(str(topic), upto, "the topic was deleted, or the broker stops")
 
     def upto(self, topic: TopicName, generation: int) -> int | None:
         """Return below which offset the table has everything, None when nobody has said."""
         known = self._uptos.get(topic)
         return None if known is None or known.generation != generation else known.upto
 
+    def end(self) -> None:
+        """Tell whoever waits for a table that this broker stops."""
+        for progress in self._waited_for.values():
+            progress.end()
+
     def forget(self, topic: TopicName) -> None:
         """Forget a topic that is gone."""
         self._uptos.pop(topic, None)
+        for key in [key for key in self._waited_for if key[0] == topic]:
+            self._waited_for.pop(key).end()
         self.wakeups.forget(str(topic))

@@ -106,7 +106,12 @@ class Serving:
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    async def run(self, services: tuple[list[Service], list[Service]], ready: Callable[[Listening], None]) -> None:
+    async def run(
+        self,
+        services: tuple[list[Service], list[Service]],
+        ready: Callable[[Listening], None],
+        draining: Callable[[], None],
+    ) -> None:
         """Serve until SIGTERM or SIGINT, then drain."""
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
@@ -141,6 +146,7 @@ class Serving:
                 ready(Listening(self.broker.url, admin_url, metrics_url, len(topics), problems))
                 await stop.wait()
                 log.info("broker_draining")
+                draining()
             finally:
                 await self._drain()
 
@@ -162,8 +168,11 @@ class Serving:
         began = loop.time()
         self.broker.draining = True
         grace_s = self._ports.drain_timeout_s / 5
+        # Whoever waits for a table is answered before calls are cut off: a client sends again what was cut off.
+        ending = loop.call_later(grace_s / 2, self.broker.pipelines.end)
         servers = [server for server in (self._data, self._admin) if server is not None]
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        ending.cancel()
         left_s = self._ports.drain_timeout_s - (loop.time() - began)
         await self.broker.drain(left_s)
         log.info("broker_stopped", seconds=round(loop.time() - began, 3))
@@ -183,8 +192,10 @@ async def serve(
     factory: WalStorageFactory,
     metadata: Metadata,
     ready: Callable[[Listening], None],
+    draining: Callable[[], None] = lambda: None,
+    pipeline_token: str | None = None,
 ) -> None:
-    """Run a broker over this storage until it is told to stop."""
+    """Run a broker over this storage until it is told to stop; a pipeline that has the token is told of files."""
     root = factory.config.root_prefix
     schemas = SchemaStore(metadata, root)
     await schemas.load()
@@ -197,7 +208,7 @@ async def serve(
         *Discovery(broker).services(),
         *StorageService(broker).services(),
         registry.service(),
-        *V1Storage(broker).services(),
+        *V1Storage(broker, token=pipeline_token).services(),
     ]
     admin = [
         *AdminTopics(broker).services(),
@@ -206,4 +217,4 @@ async def serve(
         *V1Admin(broker).services(),
         registry.service(),
     ]
-    await Serving(broker, ports, validation).run((data, admin), ready)
+    await Serving(broker, ports, validation).run((data, admin), ready, draining)

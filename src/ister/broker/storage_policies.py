@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ister.storage.wal_storage import WalStorage
 
 MINUTES_DEFAULT = 2880
+# What is in a table was in the synced log before; the topic itself waits for the table.
+LEVELS = {"wal": AckLevel.WAL, "fsync": AckLevel.FSYNC, "cloud": AckLevel.CLOUD, "lake": AckLevel.FSYNC}
 
 
 async def apply_storage_policies(
@@ -22,7 +24,7 @@ async def apply_storage_policies(
 ) -> None:
     """Bring a topic's storage to what its policies say."""
     implied = factory.config.wal.ack_level
-    level = implied if policies.ack_level is None else max(implied, AckLevel[policies.ack_level.upper()])
+    level = implied if policies.ack_level is None else max(implied, LEVELS[policies.ack_level])
     storage.set_cloud_timeout(policies.ack_timeout_ms / 1000)
     await storage.set_level(level)
     factory.set_retention(name, retention_of(policies, factory.config))

@@ -73,6 +73,7 @@ class ReliableSubscription:
         self._ahead: list[StreamMessage] = []
         self._ahead_at = 0
         self._hungry: asyncio.Future[None] | None = None
+        self._blocked = False
         self._reading: asyncio.Task[None] | None = None
         self._letters: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.TimerHandle | None = None
@@ -272,9 +273,19 @@ class ReliableSubscription:
         if room and self._hungry is not None and not self._hungry.done():
             self._hungry.set_result(None)
         self._start_letters(dispatch.take_dead_letters())
+        if dispatch.blocked != self._blocked:
+            self._tell_blocked(dispatch)
         due = dispatch.due
         if due is not None and self._reading is not None:
             self._alarm_at(due)
+
+    def _tell_blocked(self, dispatch: Dispatch) -> None:
+        self._blocked = dispatch.blocked
+        place = {"topic": self._home.text, "subscription": self.name, "cursor": dispatch.cursor}
+        if self._blocked:
+            log.warning("subscription_blocked", **place)
+        else:
+            log.info("subscription_unblocked", **place)
 
     def _alarm_at(self, when: float) -> None:
         if self._alarm is not None:

@@ -41,8 +41,12 @@ class Producer:
     seen: float
 
 
-class DeadLetters(Protocol):
-    """Where messages go that nobody could consume."""
+class Home(Protocol):
+    """What a topic needs of its broker."""
+
+    async def wait_in_table(self, topic: Topic, upto: int) -> None:
+        """Return once the topic's table has everything below `upto`."""
+        ...
 
     async def store_dead_letter(
         self, topic: Topic, subscription: str, letter: DeadLetter, policy: FailurePolicy
@@ -63,7 +67,7 @@ class Topic:
         record: TopicRecord,
         policies: CompletePolicies,
         settings: BrokerSettings,
-        letters: DeadLetters,
+        home: Home,
         *,
         storage: WalStorage | None = None,
         problem: IsterError | None = None,
@@ -81,7 +85,8 @@ class Topic:
         self.messages_in = self.bytes_in = 0
         self._storage = storage
         self._settings = settings
-        self._letters = letters
+        self._home = home
+        self._waits_for_lake = policies.ack_level == "lake"
         self._loop = asyncio.get_running_loop()
         self._rate = TokenBucket(policies.max_publish_rate, self._loop.time())
         self._saving: asyncio.TimerHandle | None = None
@@ -131,6 +136,7 @@ class Topic:
     def set_policies(self, policies: CompletePolicies) -> None:
         """Apply other policies at once."""
         self.policies = policies
+        self._waits_for_lake = policies.ack_level == "lake"
         if policies.max_publish_rate != self._rate.rate:
             self._rate = TokenBucket(policies.max_publish_rate, self._loop.time())
         for subscription in self.subscriptions.values():
@@ -184,7 +190,11 @@ class Topic:
         self.messages_in += 1
         self.bytes_in += len(message.payload)
         if self._storage is not None:
-            return await self._storage.append_message(message)
+            if not self._waits_for_lake:
+                return await self._storage.append_message(message)
+            offset = await self._storage.append_message(message)
+            await self._home.wait_in_table(self, offset + 1)
+            return offset
         for subscription in self.subscriptions.values():
             assert isinstance(subscription, VolatileSubscription), "a topic without storage has no others"
             subscription.publish(message)
@@ -196,7 +206,7 @@ class Topic:
 
     async def store_dead_letter(self, subscription: str, letter: DeadLetter, policy: FailurePolicy) -> None:
         """Publish a copy of a message that nobody could consume."""
-        await self._letters.store_dead_letter(self, subscription, letter, policy)
+        await self._home.store_dead_letter(self, subscription, letter, policy)
 
     # --- subscriptions ------------------------------------------------------------------------------------------------
 

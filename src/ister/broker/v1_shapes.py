@@ -85,6 +85,8 @@ def level_of(topic: Topic) -> pb.AckLevel:
         return pb.ACK_LEVEL_MEMORY
     if topic.log is None:
         return pb.ACK_LEVEL_WAL
+    if topic.policies.ack_level == "lake":
+        return pb.ACK_LEVEL_LAKE
     return LEVELS[topic.log.level]
 
 

@@ -9,6 +9,7 @@ import typer
 
 from ister import __version__
 from ister.cli.app_broker import add_broker_commands
+from ister.cli.app_lake import add_lake_commands
 from ister.cli.display import say
 from ister.cli.exits import EXIT_CODES, leave_with, reporting
 from ister.cli.logs import show_everything, show_warnings
@@ -24,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 add_broker_commands(app)
+add_lake_commands(app)
 wal = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(wal, name="wal", help="Look into a log's files; safe while it is in use.", epilog=EXIT_CODES)
 config = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")

@@ -76,8 +76,11 @@ def _serve(
         LogFormat, typer.Option(help="How log events are written to stderr; auto is text on a terminal.")
     ] = LogFormat.AUTO,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
+    pipeline: Annotated[
+        bool, typer.Option("--pipeline/--no-pipeline", help="Run the pipeline to the tables beside it, too.")
+    ] = True,
 ) -> None:
-    """Run the broker.
+    """Run the broker, and the pipeline to the tables.
 
     Until SIGTERM or Ctrl-C, which let it finish what it has begun. It listens on this machine only unless the configuration says otherwise. With -o json it writes one line as soon as
     it can be used, with its addresses.
@@ -86,10 +89,12 @@ def _serve(
     """
     from ister.cli.config_show import load_or_refuse  # noqa: PLC0415  # see demo
     from ister.cli.serve import serve, show_json, show_table  # noqa: PLC0415  # see demo
+    from ister.cli.supervise import PipelineChild, child_arguments  # noqa: PLC0415  # see demo
 
     with reporting():
         show_server_events(log_format, everything=not quiet)
-        serve(load_or_refuse(file, data_dir), show_json if output is Output.JSON else show_table)
+        child = PipelineChild(child_arguments(file, data_dir, log_format, quiet=quiet)) if pipeline else None
+        serve(load_or_refuse(file, data_dir), show_json if output is Output.JSON else show_table, child)
 
 
 def _produce(

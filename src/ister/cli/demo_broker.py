@@ -53,7 +53,19 @@ class DemoBroker:
         began = time.monotonic()
         with (self._directory / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  # our own program
-                [sys.executable, "-c", _SERVE, "serve", "-o", "json", "--config", config, "--data-dir", self.data],
+                [
+                    sys.executable,
+                    "-c",
+                    _SERVE,
+                    "serve",
+                    "--no-pipeline",
+                    "-o",
+                    "json",
+                    "--config",
+                    config,
+                    "--data-dir",
+                    self.data,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

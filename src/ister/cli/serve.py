@@ -19,35 +19,55 @@ from ister.broker.settings import BrokerSettings
 from ister.cli.compose import open_metadata, open_store, topics_config
 from ister.cli.display import many, notice, printable, say
 from ister.cli.options import ADMIN, BROKER
+from ister.cli.supervise import TOKEN_VARIABLE
 from ister.config import advice
+from ister.config.lake import require_shared_catalog
 from ister.storage.factory import WalStorageFactory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ister.cli.supervise import PipelineChild
     from ister.config import Config, Loaded
 
 FILES_MAX = 1 << 20
 """No broker needs more open files; some systems allow a thousand times as many, which makes other programs slow."""
 
 
-def serve(loaded: Loaded, ready: Callable[[Loaded, Listening, float], None]) -> None:
-    """Serve until SIGTERM or SIGINT."""
+def serve(loaded: Loaded, ready: Callable[[Loaded, Listening, float], None], child: PipelineChild | None) -> None:
+    """Serve until SIGTERM or SIGINT; the child, if there is one, runs as long as the broker does."""
     began = time.monotonic()
+    if child is not None:
+        require_shared_catalog(loaded.config, "ister serve")
     for warning in advice(loaded):
         notice(f"ister: warning: {printable(str(warning))}")
     raise_open_files()
-    asyncio.run(_serve(loaded.config, lambda listening: ready(loaded, listening, time.monotonic() - began)))
+    asyncio.run(_serve(loaded.config, lambda listening: ready(loaded, listening, time.monotonic() - began), child))
 
 
-async def _serve(config: Config, ready: Callable[[Listening], None]) -> None:
+async def _serve(config: Config, ready: Callable[[Listening], None], child: PipelineChild | None) -> None:
+    def listening(where: Listening) -> None:
+        if child is not None:
+            child.begin(where.broker_url)
+        ready(where)
+
     async with AsyncExitStack() as stack:
+        if child is not None:
+            stack.push_async_callback(child.end)
         store = open_store(config)
         stack.push_async_callback(store.close)
         metadata = await open_metadata(config, read_only=False)
         stack.push_async_callback(metadata.close)
         factory = WalStorageFactory(topics_config(config), store=store, metadata=metadata)
-        await run_broker(broker_settings(config), ports(config), factory=factory, metadata=metadata, ready=ready)
+        await run_broker(
+            broker_settings(config),
+            ports(config),
+            factory=factory,
+            metadata=metadata,
+            ready=listening,
+            draining=(lambda: None) if child is None else child.tell_end,
+            pipeline_token=os.environ.get(TOKEN_VARIABLE) if child is None else child.token,
+        )
 
 
 def broker_settings(config: Config) -> BrokerSettings:

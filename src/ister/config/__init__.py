@@ -2,16 +2,13 @@
 
 from ister.config.advice import advice
 from ister.config.load import DEFAULT, FROM_DATA_DIR, Loaded, Origin, load, loads
+from ister.config.metadata_keys import EtcdMetadata, MemoryMetadata, Metadata, SqliteMetadata
 from ister.config.models import (
     Cloud,
     Config,
-    EtcdMetadata,
     FileSync,
-    MemoryMetadata,
-    Metadata,
     Retention,
     Rotation,
-    SqliteMetadata,
     Uploader,
     Wal,
     WalCloud,

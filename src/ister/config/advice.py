@@ -98,6 +98,11 @@ def _plaintext(loaded: Loaded) -> Iterator[tuple[str, str]]:
         address = urlsplit(cloud.endpoint)
         if address.scheme == "http" and not _is_loopback(address.hostname or ""):
             yield "wal_cloud.cloud.endpoint", "requests and messages travel unencrypted; use https://"
+    catalog = loaded.config.storage.iceberg_config.catalog
+    if catalog.type == "rest" and (catalog.token is not None or catalog.credential is not None):
+        address = urlsplit(catalog.uri or "")
+        if address.scheme == "http" and not _is_loopback(address.hostname or ""):
+            yield "storage.iceberg_config.catalog.uri", "the catalog's token travels unencrypted; use https://"
     if metadata.etcd_password is not None and metadata.etcd_ca is None and metadata.etcd_cert is None:
         hosts = [endpoint.rpartition(":")[0].strip("[]") for endpoint in metadata.etcd_endpoint or ()]
         if not all(_is_loopback(host) for host in hosts):

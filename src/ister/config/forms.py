@@ -18,6 +18,9 @@ _SERVICE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
 _LISTEN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Fa-f:.]{2,45}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_PATTERN = re.compile(r"/[A-Za-z0-9_*-]{1,200}/[A-Za-z0-9_*-]{1,255}")
+_CATALOG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_POSTGRES = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?/[A-Za-z0-9_-]{1,63}")
 _PREFIX = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 _LOOKS_SECRET = re.compile(r"key|secret|token|pass|credential|sas|auth|connection_string|delegation", re.IGNORECASE)
 
@@ -162,6 +165,65 @@ def root_problem(backend: str, root: str) -> str | None:
     if "://" in root:
         return f"must be a {'directory' if backend == 'fs' else 'path'}, not an address with ://"
     return path_problem(root) if backend == "fs" else None
+
+
+def topic_pattern(text: str) -> str:
+    """Take a pattern of topic names."""
+    if _PATTERN.fullmatch(text) is None:
+        raise ValueError("must be /namespace/topic, where * stands for anything; write it like /default/*")
+    return text
+
+
+def catalog_name(text: str) -> str:
+    """Take a name that needs no quotes in SQL, and that Spark does not use itself."""
+    if _CATALOG_NAME.fullmatch(text) is None or text.lower() == "spark_catalog":
+        raise ValueError("must be made of letters, digits and _, a letter first, and not spark_catalog")
+    return text
+
+
+def catalog_uri(text: str) -> str:
+    """Take the address of a catalog; credentials have keys of their own, where they stay hidden."""
+    scheme, _, rest = text.partition("://")
+    if "@" in rest.partition("/")[0]:
+        raise ValueError("must not hold a user or a password; there are keys for credentials")
+    if UNUSABLE.search(text) or any(c.isspace() and c != " " for c in text) or (scheme != "sqlite" and " " in text):
+        raise ValueError("holds characters that cannot be used; write it like http://host:8181 or sqlite:///file")
+    return text
+
+
+def catalog_uri_problem(kind: str, uri: str) -> str | None:
+    """Say what is wrong with an address for this kind of catalog."""
+    scheme, _, rest = uri.partition("://")
+    match kind:
+        case "rest" | "glue":
+            sound = scheme in {"http", "https"} and bool(rest.strip("/"))
+            return None if sound else f"must begin with http:// or https:// with a {kind} catalog"
+        case "sql" if scheme == "sqlite":
+            if not rest.startswith("/") or not rest.strip("/") or "?" in rest:
+                return "must name a file: sqlite:///relative/file or sqlite:////absolute/file"
+            return path_problem(rest[1:])
+        case "sql" if scheme == "postgresql":
+            return None if _POSTGRES.fullmatch(rest) else "must be like postgresql://host:port/database"
+        case "sql":
+            return "must be sqlite:///file or postgresql://host:port/database with a sql catalog"
+    return "belongs to another type of catalog: memory is nowhere; take it out"
+
+
+def bucket(text: str) -> str:
+    """Take the name of a bucket or container alone."""
+    if _BUCKET.fullmatch(text) is None:
+        raise ValueError("must be the bucket's name alone; write it like danube-data")
+    return text
+
+
+def warehouse(text: str) -> str:
+    """Take where tables are kept."""
+    scheme, mark, rest = text.partition("://")
+    if mark and (scheme not in {"s3", "gs", "abfss", "file"} or not rest.strip("/")):
+        raise ValueError("must be a directory, or begin with s3://, gs:// or abfss:// and name a place there")
+    if problem := path_problem(text):
+        raise ValueError(problem)
+    return text
 
 
 def looks_secret(key: str, value: str = "") -> bool:

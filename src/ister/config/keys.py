@@ -1,20 +1,31 @@
 """What one key of the file is to everyone: its type, default, bounds, and what the docs say of it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
+
+from ister.config import forms
+
+DATA_DIR = Path("danube-data")
+"""Where everything lives when nothing else is said."""
 
 TEXT_MAX = 64 * 1024
 """The longest value, in characters, after variables are filled in."""
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+Secret = Annotated[SecretStr, Field(min_length=1, max_length=TEXT_MAX)]
+FilePath = Annotated[Path, BeforeValidator(forms.path_text)]
+Address = Annotated[Text, AfterValidator(forms.endpoint)]
+OPTION_NAME = r"[A-Za-z][A-Za-z0-9_.-]{0,63}"
+OptionName = Annotated[str, StringConstraints(pattern=rf"^{OPTION_NAME}$")]
 
 
 class Clash(NamedTuple):
-    """Two keys that contradict each other, or one that needs the other."""
+    """Two keys that contradict each other, or one that needs the other; with dots where they are deeper."""
 
     key: str
     other: str

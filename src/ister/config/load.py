@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, NoneType
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from ister.config.forms import path_problem
-from ister.config.models import DATA_DIR, OPTION_NAME, Cloud, Config
+from ister.config.keys import DATA_DIR, OPTION_NAME
+from ister.config.models import BACKEND_OF, SAME_KEYS, Config, store_root
 from ister.config.problems import PROBLEMS_MAX, ConfigError, Problem, nearest
 from ister.config.reasons import reason
 from ister.config.tree import FILE_BYTES_MAX, Entries, Items, Node, Refused, Scalar, read_tree, show_key
@@ -20,7 +22,7 @@ from ister.config.upstream import HINTS
 from ister.config.variables import fill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ister.config.keys import Clash
 
@@ -94,6 +96,7 @@ def loads(
         raise ConfigError(source, [Problem(0, "--data-dir", problem)])
     reading = _Reading(environ)
     data = reading.take(content)
+    reading.copy(data)
     reading.place(data, data_dir)
     config = reading.validate(data)
     if config is None or reading.problems:
@@ -112,6 +115,7 @@ class _Reading:
         self._environ = environ
         self._lines: dict[Key, int] = {}
         self._reported: set[Key] = set()
+        self._written_as: dict[Key, Key] = {}
 
     def take(self, content: bytes) -> Data:
         """Collect what the file says, as far as it can be understood."""
@@ -119,24 +123,50 @@ class _Reading:
         self.problems += tree.problems
         return self._section(Config, tree.root, ())
 
+    def copy(self, data: Data) -> None:
+        """Have what the lake's section says of the log and the store count under `wal_cloud` too, where nothing else is said."""
+        for key, ours in SAME_KEYS.items():
+            self._copy(data, _key(key), _key(ours), _text(data, _key(key)))
+        store: Key = ("storage", "iceberg_config", "object_store")
+        kind, bucket, root = (_text(data, (*store, name)) for name in ("type", "bucket", "root"))
+        if kind not in BACKEND_OF:
+            return
+        self._copy(data, (*store, "type"), ("wal_cloud", "cloud", "backend"), BACKEND_OF[kind])
+        if bucket is not None or root is not None:
+            place = (*store, "root" if bucket is None else "bucket")
+            self._copy(data, place, ("wal_cloud", "cloud", "root"), store_root(kind, bucket or "", root or ""))
+
+    def _copy(self, data: Data, key: Key, ours: Key, value: str | None) -> None:
+        if value is None or key in self._reported or ours in self._reported:
+            return
+        section = data
+        for part in ours[:-1]:
+            section = _inside(section, part)
+        if section.get(ours[-1]) is None:
+            section[ours[-1]] = value
+            self.origins[ours] = self.origins[key]
+            self._written_as[ours] = key
+
     def place(self, data: Data, data_dir: Path | None) -> None:
         """Give a place to what the file gives none: in the data directory, or beside the log."""
         wal_cloud = _inside(data, "wal_cloud")
         wal, cloud, metadata = (_inside(wal_cloud, name) for name in ("wal", "cloud", "metadata"))
+        catalog = _inside(_inside(_inside(data, "storage"), "iceberg_config"), "catalog")
         origin = DEFAULT if data_dir is None else FROM_DATA_DIR
         given = wal.get("dir")
         base = data_dir or (Path(given).parent if isinstance(given, str) and path_problem(given) is None else DATA_DIR)
 
-        def put(section: Data, name: str, key: str, value: str) -> None:
+        def put(section: Data, key: str, value: str) -> None:
             value = f"./{value}" if value.startswith("~") else value  # ./~x is a fine directory
-            if section.get(key) is None and ("wal_cloud", name, key) not in self._reported:
-                section[key] = value
-                self.origins["wal_cloud", name, key] = origin
+            name = _key(key)
+            if section.get(name[-1]) is None and name not in self._reported:
+                section[name[-1]] = value
+                self.origins[name] = origin
 
-        put(wal, "wal", "dir", str(base / "wal"))
+        put(wal, "wal_cloud.wal.dir", str(base / "wal"))
         match cloud.get("backend", "fs"):
             case "fs":
-                put(cloud, "cloud", "root", str(base / "objects"))
+                put(cloud, "wal_cloud.cloud.root", str(base / "objects"))
             case "s3" | "gcs" | "azblob":
                 pass
             case "memory":
@@ -146,7 +176,17 @@ class _Reading:
         if metadata.get("etcd_endpoint") is None and not _is_true(metadata.get("in_memory")):
             etcd = ("wal_cloud", "metadata", "etcd_endpoint")
             if etcd not in self._reported:
-                put(metadata, "metadata", "sqlite_path", str(base / "metadata.db"))
+                put(metadata, "wal_cloud.metadata.sqlite_path", str(base / "metadata.db"))
+        kind = catalog.get("type", "sql")
+        if kind == "sql":
+            put(
+                catalog,
+                "storage.iceberg_config.catalog.uri",
+                f"sqlite:///{'./' * str(base).startswith('~')}{base / 'catalog.db'}",
+            )
+        # A bucket holds the tables too; a REST service has its own opinion.
+        if kind in {"sql", "glue", "memory"} and cloud.get("backend", "fs") not in {"s3", "gcs", "azblob"}:
+            put(catalog, "storage.iceberg_config.catalog.warehouse", str(base / "warehouse"))
 
     def validate(self, data: Data) -> Config | None:
         """Have the models check it; whatever they refuse is taken out, so that one more look finds contradictions."""
@@ -192,11 +232,12 @@ class _Reading:
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             data[name] = self._section(inner, node, key)
-        elif name == "options" and model is Cloud:
+        elif get_origin(inner) is Mapping:
             data[name] = self._options(node, key)
         elif isinstance(node, Refused):
             self._reported.add(key)
         elif isinstance(node, Items) and _takes_list(field.annotation):
+            self.origins[key] = Origin("file", line)
             texts = [self._value(item, key) for item in node.items]
             if key not in self._reported:
                 data[name] = [text for text in texts if text is not None]
@@ -223,7 +264,7 @@ class _Reading:
             case Scalar(text=None) | Refused():
                 pass
             case _:
-                self._report(key, "must be a section, with the store's options indented below it; write name: value")
+                self._report(key, "must be a section, with the options indented below it; write name: value")
         return data
 
     def _value(self, node: Node, key: Key) -> str | None:
@@ -258,15 +299,16 @@ class _Reading:
         self.problems.append(Problem(line, ".".join((*key, show_key(word))), f"is not a known key; {hint}"))
 
     def _report_clash(self, section: Key, clash: Clash) -> None:
-        key, other = (*section, clash.key), (*section, clash.other)
+        key, other = (*section, *_key(clash.key)), (*section, *_key(clash.other))
         if key in self._reported or other in self._reported:
             return
-        line = self._lines.get(other, 0)
+        line = self._lines.get(self._written_as.get(other, other), 0)
         where = f" ({clash.other} is in line {line})" if line else ""
         self._report(key, f"{clash.reason}{where}")
 
     def _report(self, key: Key, what: str) -> None:
         self._reported.add(key)
+        key = self._written_as.get(key, key)
         line = next((self._lines[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self._lines), 0)
         self.problems.append(Problem(line, ".".join(key), what))
 
@@ -280,6 +322,17 @@ class _Reading:
             if location[:n] in self._lines or location[:n] in self.origins:
                 return location[:n]
         return tuple(show_key(part) for part in location[:4])
+
+
+def _key(path: str) -> Key:
+    return tuple(path.split("."))
+
+
+def _text(data: Data, key: Key) -> str | None:
+    found: object = data
+    for part in key:
+        found = found.get(part) if isinstance(found, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _inside(data: Data, name: str) -> Data:

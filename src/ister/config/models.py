@@ -4,23 +4,29 @@ The docs and the file that `ister config init` writes are made from these classe
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
 
 from ister.config import forms
-from ister.config.keys import TEXT_MAX, Clash, Section, Text, note_of, refuse, setting
+from ister.config.keys import (
+    DATA_DIR,
+    Address,
+    Clash,
+    FilePath,
+    OptionName,
+    Secret,
+    Section,
+    Text,
+    note_of,
+    refuse,
+    setting,
+)
+from ister.config.lake_keys import ObjectStore, Storage
+from ister.config.metadata_keys import Metadata
 from ister.config.policies import CompletePolicies
 from ister.config.serving import AdvertisedListeners, Auth, Broker, Dispatch, Namespaces, Port
 
-DATA_DIR = Path("danube-data")
-"""Where everything lives when nothing else is said."""
-
-Secret = Annotated[SecretStr, Field(min_length=1, max_length=TEXT_MAX)]
-FilePath = Annotated[Path, BeforeValidator(forms.path_text)]
-Address = Annotated[Text, AfterValidator(forms.endpoint)]
 CREDENTIALS = {
     "access_key",
     "session_token",
@@ -30,8 +36,18 @@ CREDENTIALS = {
     "credentials_path",
     "account_key",
 }
-OPTION_NAME = r"[A-Za-z][A-Za-z0-9_.-]{0,63}"
-OptionName = Annotated[str, StringConstraints(pattern=rf"^{OPTION_NAME}$")]
+BACKEND_OF = {"s3": "s3", "gcs": "gcs", "azure": "azblob", "fs": "fs", "memory": "memory"}
+"""Our backend for each `object_store.type`."""
+SAME_KEYS = {
+    "storage.iceberg_config.wal.base_path": "wal_cloud.wal.dir",
+    "storage.iceberg_config.wal.max_file_size": "wal_cloud.wal.rotation.max_bytes",
+    "storage.iceberg_config.wal.sync_mode": "wal_cloud.wal.sync_mode",
+    "storage.iceberg_config.object_store.region": "wal_cloud.cloud.region",
+    "storage.iceberg_config.object_store.endpoint": "wal_cloud.cloud.endpoint",
+    "storage.iceberg_config.object_store.access_key": "wal_cloud.cloud.access_key",
+    "storage.iceberg_config.object_store.secret_key": "wal_cloud.cloud.secret_key",
+}
+"""Keys of the lake's document that are other names for ours."""
 
 
 class FileSync(Section):
@@ -169,18 +185,23 @@ class Cloud(Section):
 
     def revealed_options(self) -> dict[str, str]:
         """Return what is set beside backend and root, by our names or OpenDAL's, *secrets in the clear*: for the store."""
-        found = {name: secret.get_secret_value() for name, secret in self.options.items()}
-        for name in type(self).model_fields.keys() - {"backend", "root", "options"}:
-            match getattr(self, name):
-                case None | False:
-                    pass
-                case True:
-                    found[name] = "true"
-                case SecretStr() as secret:
-                    found[name] = secret.get_secret_value()
-                case value:
-                    found[name] = str(value)
-        return found
+        return self.public_options() | self.secret_options()
+
+    def public_options(self) -> dict[str, str]:
+        """Return of these what may be shown."""
+        given = {name: getattr(self, name) for name in type(self).model_fields.keys() - {"backend", "root", "options"}}
+        shown = {
+            name: value
+            for name, value in given.items()
+            if not isinstance(value, SecretStr | None) and value is not False
+        }
+        return {name: "true" if value is True else str(value) for name, value in shown.items()}
+
+    def secret_options(self) -> dict[str, str]:
+        """Return of these what nobody may see, *in the clear*; an option that we do not know may be one."""
+        given = {name: getattr(self, name) for name in type(self).model_fields.keys() - {"backend", "root", "options"}}
+        secrets = {**self.options, **{name: value for name, value in given.items() if isinstance(value, SecretStr)}}
+        return {name: secret.get_secret_value() for name, secret in secrets.items()}
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -216,103 +237,6 @@ class Cloud(Section):
                     yield Clash(name, "anonymous", "contradicts anonymous: true; keep one of them")
         if {"credentials_json", "credentials_path"} <= given:
             yield Clash("credentials_json", "credentials_path", "and credentials_path are both given; keep one of them")
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryMetadata:
-    """Metadata that is forgotten when the process ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class SqliteMetadata:
-    """Metadata in a file of this machine."""
-
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class EtcdMetadata:
-    """Metadata in etcd; TLS is on as soon as one of ca and cert is given."""
-
-    endpoints: tuple[str, ...]
-    ca: Path | None
-    cert: Path | None
-    key: Path | None
-    user: str | None
-    password: SecretStr | None
-
-
-class Metadata(Section):
-    """Where topics and the descriptions of their objects are kept: SQLite, unless etcd or memory is asked for."""
-
-    etcd_endpoint: (
-        Annotated[
-            tuple[Annotated[Text, AfterValidator(forms.host_port)], ...],
-            Field(min_length=1, max_length=32),
-            BeforeValidator(forms.split_endpoints),
-        ]
-        | None
-    ) = setting(
-        "Use etcd at these endpoints.",
-        default=None,
-        allowed="host:port, several with commas, or a list",
-        example="127.0.0.1:2379",
-    )
-    in_memory: bool = setting("Keep metadata in memory only; for tests.", default=False)
-    sqlite_path: FilePath | None = setting(
-        "File of the SQLite store; none: `metadata.db` beside `wal.dir`.",
-        default=None,
-        allowed="a path",
-        example="./danube-data/metadata.db",
-    )
-    etcd_ca: FilePath | None = setting(
-        "Certificate authority of etcd (PEM); switches TLS on.",
-        default=None,
-        allowed="a path",
-        example="/etc/ister/ca.pem",
-    )
-    etcd_cert: FilePath | None = setting(
-        "Our certificate for etcd (PEM).", default=None, allowed="a path", example="/etc/ister/client.pem"
-    )
-    etcd_key: FilePath | None = setting(
-        "The private key that belongs to `etcd_cert` (PEM).",
-        default=None,
-        allowed="a path",
-        example="/etc/ister/client.key",
-    )
-    etcd_user: Text | None = setting("User name for etcd.", default=None, example="ister")
-    etcd_password: Secret | None = setting("Password for etcd.", default=None, example="${ETCD_PASSWORD}")
-
-    @property
-    def store(self) -> MemoryMetadata | SqliteMetadata | EtcdMetadata:
-        """Which store these keys ask for."""
-        if self.etcd_endpoint is not None:
-            return EtcdMetadata(
-                self.etcd_endpoint, self.etcd_ca, self.etcd_cert, self.etcd_key, self.etcd_user, self.etcd_password
-            )
-        return MemoryMetadata() if self.in_memory else SqliteMetadata(self.sqlite_path or DATA_DIR / "metadata.db")
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        refuse(self._clashes())
-        return self
-
-    def _clashes(self) -> Iterator[Clash]:
-        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
-        etcd = "etcd_endpoint" in given
-        if self.in_memory and etcd:
-            yield Clash("in_memory", "etcd_endpoint", "contradicts etcd_endpoint; keep one of them")
-        if "sqlite_path" in given and etcd:
-            yield Clash("sqlite_path", "etcd_endpoint", "contradicts etcd_endpoint; keep one of them")
-        if "sqlite_path" in given and self.in_memory:
-            yield Clash("sqlite_path", "in_memory", "contradicts in_memory: true; keep one of them")
-        for name in sorted(given - {"etcd_endpoint"}):
-            if name.startswith("etcd_") and not etcd:
-                yield Clash(name, "etcd_endpoint", "needs etcd_endpoint too")
-        for one, other in (("etcd_cert", "etcd_key"), ("etcd_user", "etcd_password")):
-            if (one in given) != (other in given):
-                name, needed = (one, other) if one in given else (other, one)
-                yield Clash(name, needed, f"needs {needed} too")
 
 
 class WalCloud(Section):
@@ -352,8 +276,64 @@ class Config(Section):
     broker: Broker = Broker()
     policies: CompletePolicies = CompletePolicies()
     wal_cloud: WalCloud = WalCloud()
+    storage: Storage = Storage()
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        refuse(self._clashes())
+        return self
+
+    def _clashes(self) -> Iterator[Clash]:
+        for key, other in SAME_KEYS.items():
+            mine, theirs = _value(self, key), _value(self, other)
+            if mine is not None and theirs is not None and mine != theirs and _is_given(self, other):
+                yield Clash(key, other, f"contradicts {other}, which is the same setting; keep one of them")
+        store, cloud = self.storage.iceberg_config.object_store, self.wal_cloud.cloud
+        place, other = "storage.iceberg_config.object_store", "wal_cloud.cloud"
+        if store.type is None:
+            return
+        if "backend" in cloud.model_fields_set and BACKEND_OF[store.type] != cloud.backend:
+            yield Clash(
+                f"{place}.type", f"{other}.backend", f"contradicts {other}.backend; there is one object store, keep one"
+            )
+        elif "root" in cloud.model_fields_set and not _same_root(store, cloud.root):
+            key = "root" if store.bucket is None else "bucket"
+            yield Clash(
+                f"{place}.{key}", f"{other}.root", f"contradicts {other}.root; there is one object store, keep one"
+            )
 
     def policy_defaults(self) -> CompletePolicies:
         """Return what holds for a topic about which nobody has said anything."""
         level = self.policies.ack_level or ("fsync" if self.wal_cloud.wal.sync_mode == "always" else "wal")
         return self.policies.model_copy(update={"ack_level": level})
+
+
+def store_root(kind: str, bucket: str, root: str) -> str:
+    """Return `wal_cloud.cloud.root` for a bucket and a prefix, or a directory."""
+    if kind in {"fs", "memory"}:
+        return root
+    scheme = {"s3": "s3://", "gcs": "gcs://"}.get(kind, "")
+    return f"{scheme}{bucket}/{root.strip('/')}".rstrip("/")
+
+
+def _same_root(store: ObjectStore, root: str) -> bool:
+    if store.bucket is None:
+        return store.root is None or store.root.rstrip("/") == root.rstrip("/")
+    given = root.replace("gs://", "gcs://", 1) if root.startswith("gs://") else root
+    whole = store_root(store.type or "", store.bucket, store.root or "")
+    if store.root is None:
+        return f"{given.rstrip('/')}/".startswith(f"{whole}/")
+    return given.rstrip("/") == whole
+
+
+def _value(config: Config, key: str) -> object:
+    found: object = config
+    for part in key.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _is_given(config: Config, key: str) -> bool:
+    section, _, name = key.rpartition(".")
+    found = _value(config, section)
+    return isinstance(found, Section) and name in found.model_fields_set

@@ -22,7 +22,7 @@ UNSET = "default"
 Count = Annotated[int, Field(ge=0, le=U32_MAX)]
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 Seconds = Annotated[int, Field(ge=1, le=3_153_600_000)]
-AckLevelName = Literal["wal", "fsync", "cloud"]
+AckLevelName = Literal["wal", "fsync", "cloud", "lake"]
 RetentionName = Literal["none", "retain_until_ack", "retain_until_expire"]
 StartName = Literal["latest", "earliest"]
 
@@ -96,14 +96,15 @@ class CompletePolicies(Section):
         default=10_485_760,
     )
     ack_level: AckLevelName | None = setting(
-        "What a producer's answer waits for. wal: written. fsync: synced. cloud: in an object. It can raise what "
-        "`sync_mode` gives, not lower it; none: what `sync_mode` gives.",
+        "What a producer's answer waits for. wal: written. fsync: synced. cloud: in an object. lake: in the "
+        "table. It can raise what `sync_mode` gives, not lower it; none: what `sync_mode` gives.",
         default=None,
-        allowed="wal, fsync, cloud",
+        allowed="wal, fsync, cloud, lake",
         example="fsync",
     )
     ack_timeout_ms: Milliseconds = setting(
-        "Milliseconds that a producer's answer waits for the object store with `ack_level: cloud`.", default=30_000
+        "Milliseconds that a producer's answer waits for the object store or the table, with `ack_level` cloud or lake.",
+        default=30_000,
     )
     retention_policy: RetentionName = setting(
         "When messages may be deleted. none: `wal_cloud.wal.retention` decides. retain_until_ack: once every subscription "
@@ -119,7 +120,7 @@ class CompletePolicies(Section):
     start_position: StartName = setting(
         "Where a new subscription begins: with what comes next, or with the oldest message.", default="latest"
     )
-    lake: bool = setting("Carry the topic into its table, once there are tables.", default=True)
+    lake: bool = setting("Carry the topic into its table.", default=True)
 
     def to_json(self) -> str:
         """Return a JSON object with every key."""

@@ -13,7 +13,7 @@ _HEAD = """\
 # Configuration
 
 One YAML file. Everything in it is optional: without a file the broker listens on this machine only, and Ister keeps its
-log, its objects and its metadata below `./danube-data`. This page is made from the code by `python -m ister.config > docs/config.md`; do not edit it.
+log, its objects, its metadata and its tables below `./danube-data`. This page is made from the code by `python -m ister.config > docs/config.md`; do not edit it.
 
 ```
 ister config init ister.yml              # write a file with every key, its default and what it does
@@ -30,7 +30,8 @@ ister config show --config ister.yml     # what is in force, and where does each
    characters `${`. No variable is read that the file does not name (the libraries of S3, GCS and Azure may look for
    their own credentials).
 3. **`--data-dir D`.** Places that the file does not give are below D: the log in `D/wal`, objects in `D/objects` (with
-   backend `fs`), metadata in `D/metadata.db` (without etcd and `in_memory`).
+   backend `fs`), metadata in `D/metadata.db` (without etcd and `in_memory`), the catalog of tables in `D/catalog.db`
+   (with catalog `sql`), and the tables in `D/warehouse` (unless the object store has a bucket for them).
 4. **The default.** Without `--data-dir`, D is the directory that `wal.dir` lies in, so `./danube-data` when the file
    does not set it.
 
@@ -41,9 +42,12 @@ keys that contradict each other, tags (`!!x`), anchors and aliases (`&x`, `*x`),
 5,000 values or 16 levels. All problems are reported at once, as `FILE:LINE: key: problem; what to do`. No message
 repeats a value.
 
-Secrets (`access_key`, `secret_key`, `session_token`, `credentials_json`, `account_key`, `etcd_password`, and options
-whose name has key, secret, token, pass, credential, sas, auth, connection_string or delegation in it) are shown as
-`***` everywhere. Take them from the environment; `ister config check` warns about secrets in the file.
+`storage.iceberg_config` speaks of the log (`wal`) and the object store (`object_store`) by its own names. They are the
+same settings as those under `wal_cloud`: give them in either place; in both, they must say the same.
+
+Secrets (`access_key`, `secret_key`, `session_token`, `credentials_json`, `account_key`, `etcd_password`, the catalog's
+`password`, `credential` and `token`, and options and properties whose name has key, secret, token, pass, credential,
+sas, auth, connection_string or delegation in it) are shown as `***` everywhere. Take them from the environment; `ister config check` warns about secrets in the file.
 
 An empty value (`key:` or `key: null`) means none where none is allowed, and is an error elsewhere. An empty
 section means its defaults. Numbers may be written with `_`: `10_485_760`.
@@ -159,6 +163,66 @@ wal_cloud:
     etcd_key: "/etc/ister/client.key"
     etcd_user: "ister"
     etcd_password: "${ETCD_PASSWORD}"
+""",
+    ),
+    (
+        "Tables in a REST catalog, on S3",
+        """\
+storage:
+  type: iceberg
+  iceberg_config:
+    catalog:
+      type: rest
+      uri: "http://localhost:8181"
+    object_store:
+      type: s3
+      bucket: "danube-data"
+      region: "us-west-2"
+    wal:
+      base_path: "/var/lib/danube/wal"
+      max_file_size: 67108864  # 64MB
+      sync_mode: periodic
+    writer:
+      batch_size: 1000
+      flush_interval_ms: 5000
+      max_memory_bytes: 134217728  # 128MB
+    reader:
+      poll_interval_ms: 1000
+      max_concurrent_reads: 10
+      prefetch_size: 5
+""",
+    ),
+    (
+        "Tables in a PostgreSQL catalog, on this machine",
+        """\
+storage:
+  iceberg_config:
+    catalog:
+      type: sql
+      uri: "postgresql://127.0.0.1:5432/lake"
+      user: "ister"
+      password: "${CATALOG_PASSWORD}"
+      warehouse: "/srv/warehouse"
+    writer:
+      exclude: ["/default/debug-*"]           # topics without a table
+    maintenance:
+      target_file_bytes: 268435456
+""",
+    ),
+    (
+        "Tables in AWS Glue",
+        """\
+storage:
+  iceberg_config:
+    catalog:
+      type: glue
+      region: "eu-central-1"
+      warehouse: "s3://my-bucket/tables"
+    object_store:
+      type: s3
+      bucket: "my-bucket"
+      root: "log"
+      region: "eu-central-1"
 """,
     ),
 )

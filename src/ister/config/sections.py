@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-PLACES = {"wal_cloud.wal.dir", "wal_cloud.cloud.root", "wal_cloud.metadata.sqlite_path"}
+PLACES = {
+    "wal_cloud.wal.dir",
+    "wal_cloud.cloud.root",
+    "wal_cloud.metadata.sqlite_path",
+    "storage.iceberg_config.catalog.uri",
+    "storage.iceberg_config.catalog.warehouse",
+}
 """The keys whose defaults follow --data-dir."""
 
 

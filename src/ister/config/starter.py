@@ -37,8 +37,8 @@ def _section(section: SectionDoc, indent: str) -> list[str]:
 
 def _key(key: KeyDoc, indent: str) -> list[str]:
     about = f"{indent}# {key.what} ({key.allowed})"
-    if key.name == "options":
-        return [about, f"{indent}# options:", f"{indent}#   name: value"]
+    if key.name in {"options", "properties"}:
+        return [about, f"{indent}# {key.name}:", f"{indent}#   name: value"]
     # A place stays open, so that --data-dir can give it.
     if key.path in PLACES or not key.default or key.allowed.endswith("; with s3"):
         return [about, f"{indent}# {key.name}: {key.default or key.example}"]

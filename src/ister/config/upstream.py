@@ -8,7 +8,6 @@ HINTS = {
     "meta_store_host": "write wal_cloud.metadata.etcd_endpoint",
     "meta_store_port": "write wal_cloud.metadata.etcd_endpoint",
     "load_manager": "there is one broker, so there is nothing to balance; take it out",
-    "storage": "the log, objects and metadata are set under wal_cloud",
     "auth.tls": "TLS comes in a later release; take it out",
     "auth.jwt": "tokens come in a later release; take it out",
     "auth.super_admins": "roles come in a later release; take it out",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, SecretStr
 from ister.config.forms import looks_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ister.config.load import Loaded, Origin
 
@@ -41,7 +42,7 @@ def _walk(section: BaseModel, prefix: str) -> Iterator[tuple[str, Shown, bool]]:
         value, key = getattr(section, name), f"{prefix}{name}"
         if isinstance(value, BaseModel):
             yield from _walk(value, f"{key}.")
-        elif name == "options":
+        elif isinstance(value, Mapping):
             yield from _options(value, key)
         elif isinstance(value, SecretStr):
             yield key, HIDDEN, True

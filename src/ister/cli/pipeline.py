@@ -1,0 +1,167 @@
+"""Run the pipeline, and tell where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+import structlog
+
+from ister.cli.display import many, say
+from ister.cli.exits import InputError
+from ister.cli.supervise import TOKEN_VARIABLE
+from ister.config.lake import catalog_properties, file_properties, require_shared_catalog
+from ister.core.ticks import Pace
+from ister.lake.table import Lake
+from ister.pipeline.client import BrokerClient
+from ister.pipeline.loop import Loop, drain
+from ister.pipeline.plan import Choice
+from ister.pipeline.session import open_session
+from ister.pipeline.status import FILE_NAME, PipelineMetrics, Status
+from ister.pipeline.task import SECRETS_VARIABLE, Reach
+from ister.pipeline.writer import TopicWriter, WriterSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ister.config import Config, Loaded
+    from ister.pipeline.writer import Tick
+
+log = structlog.get_logger()
+
+FILE_PROPERTIES = ("s3.", "gcs.", "adls.", "hdfs.", "py-io-impl")
+
+
+class RunOptions(NamedTuple):
+    """What `ister pipeline run` was told."""
+
+    broker: str
+    master: str
+    once: bool
+    topics: tuple[str, ...]
+    metrics_port: int | None
+
+
+def run(loaded: Loaded, options: RunOptions) -> None:
+    """Carry topics to their tables until told to stop, or once."""
+    config = loaded.config
+    require_shared_catalog(config, "ister pipeline")
+    local = options.master.startswith("local")
+    token = os.environ.pop(TOKEN_VARIABLE, None) if local else None
+    tell_secrets(config)
+    began = time.monotonic()
+    spark = open_session(config, master=options.master)
+    log.info("spark_started", master=options.master, seconds=round(time.monotonic() - began, 1))
+    broker = BrokerClient(target_of(options.broker), token)
+    writer = TopicWriter(spark, broker, Lake.open(*catalog_properties(config)), settings(config, options, spark, token))
+    told = Teller(writer, Path(loaded.home) / FILE_NAME, options)
+    try:
+        writer.start()
+        if options.once:
+            drain(writer, told)
+        else:
+            keep_going(writer, broker, pace(config), told)
+    finally:
+        broker.close()
+        writer.close()
+        spark.stop()
+    if options.once:
+        told.sum_up()
+
+
+def keep_going(writer: TopicWriter, broker: BrokerClient, at: Pace, told: Teller) -> None:
+    """Tick until SIGTERM or SIGINT."""
+    loop = Loop(writer, broker, at, told)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: loop.stop())
+    loop.run()
+    log.info("pipeline_stopped")
+
+
+def settings(config: Config, options: RunOptions, spark: SparkSession, token: str | None) -> WriterSettings:
+    """Return how the writer works, as the configuration and the command line say."""
+    writer = config.storage.iceberg_config.writer
+    return WriterSettings(
+        reach(config),
+        name=f"ister on {options.master}",
+        choice=Choice(options.topics, writer.exclude),
+        target_file_bytes=writer.target_file_bytes,
+        cores=max(1, spark.sparkContext.defaultParallelism),
+        objects_only=token is None,
+    )
+
+
+def pace(config: Config) -> Pace:
+    """Return how often tables are committed to."""
+    writer = config.storage.iceberg_config.writer
+    return Pace(
+        writer.flush_interval_ms / 1000,
+        writer.min_commit_interval_ms / 1000,
+        writer.batch_size,
+        writer.max_memory_bytes,
+    )
+
+
+def reach(config: Config) -> Reach:
+    """Return what executors are told of files and objects; no secrets."""
+    cloud = config.wal_cloud.cloud
+    root = str(Path(cloud.root).absolute()) if cloud.backend == "fs" else cloud.root
+    return Reach(file_properties(config), cloud.backend, root, cloud.public_options())
+
+
+def tell_secrets(config: Config) -> None:
+    """Put secrets into the environment, which Python workers on this machine inherit; on a cluster its owner does that."""
+    _, properties = catalog_properties(config)
+    public = file_properties(config)
+    files = {name: v for name, v in properties.items() if name.startswith(FILE_PROPERTIES) and name not in public}
+    secrets = {"files": files, "options": config.wal_cloud.cloud.secret_options()}
+    os.environ.setdefault(SECRETS_VARIABLE, json.dumps(secrets))
+
+
+def target_of(url: str) -> str:
+    """Return host and port of a broker's address."""
+    place = urlsplit(url)
+    if place.scheme != "http" or not place.netloc:
+        raise InputError(url, "is not an address like http://127.0.0.1:6650")
+    return place.netloc
+
+
+class Teller:
+    """Tells each tick: to the log, to the status file, to metrics."""
+
+    def __init__(self, writer: TopicWriter, path: Path, options: RunOptions) -> None:
+        self._writer = writer
+        self._path = path
+        self._rows = self._files = self._commits = 0
+        self._failed: dict[str, str] = {}
+        self._metrics = PipelineMetrics()
+        if options.metrics_port is not None:
+            self._metrics.listen("127.0.0.1", options.metrics_port)
+
+    def __call__(self, tick: Tick) -> None:
+        """Tell one tick."""
+        status = Status.of(self._writer)
+        status.write(self._path)
+        self._metrics.note(tick, status)
+        self._rows += tick.rows
+        self._files += tick.files
+        self._commits += tick.commits
+        if tick.commits:
+            log.info("tick", rows=tick.rows, files=tick.files, commits=tick.commits, seconds=round(tick.seconds, 3))
+        for topic, cause in tick.failed.items():
+            if self._failed.get(topic) != cause:
+                log.error("topic_stopped", topic=topic, cause=cause)
+        for topic in self._failed.keys() - tick.failed.keys():
+            log.info("topic_goes_on", topic=topic)
+        self._failed = tick.failed
+
+    def sum_up(self) -> None:
+        """Say for people what was done."""
+        say(f"{many(self._rows, 'row')} in {many(self._files, 'file')} and {many(self._commits, 'commit')}.")
+        for topic, cause in self._failed.items():
+            say(f"  not {topic}: {cause}")

@@ -1,0 +1,251 @@
+"""What the lake's part of a configuration may say: `storage.iceberg_config`, in the words of its document.
+
+`wal` and `object_store` are other names for keys under `wal_cloud`; where both are given, they must say the same.
+"""
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from ister.config import forms
+from ister.config.keys import Address, Clash, FilePath, OptionName, Secret, Section, Text, note_of, refuse, setting
+
+Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
+FileBytes = Annotated[int, Field(ge=1 << 20, le=1 << 32)]
+Patterns = Annotated[
+    tuple[Annotated[Text, AfterValidator(forms.topic_pattern)], ...],
+    Field(max_length=1000),
+    BeforeValidator(forms.split_words),
+]
+
+
+class Catalog(Section):
+    """Which Iceberg catalog knows the tables."""
+
+    type: Literal["rest", "glue", "sql", "memory"] = setting(
+        "rest: a catalog service. glue: AWS. sql: SQLite or PostgreSQL. memory: forgotten with the process, for tests.",
+        default="sql",
+    )
+    uri: Annotated[Text, AfterValidator(forms.catalog_uri)] | None = setting(
+        "Where the catalog is; with sql and none: the SQLite file `catalog.db` beside `wal.dir`.",
+        default=None,
+        allowed="http(s)://… with rest and glue; sqlite:///relative/file, sqlite:////absolute/file or "
+        "postgresql://host:port/database with sql",
+        example="sqlite:///danube-data/catalog.db",
+    )
+    name: Annotated[Text, AfterValidator(forms.catalog_name)] = setting(
+        "Name of the catalog in SQL, and in the catalog's own database.",
+        default="ister",
+        allowed="letters, digits and _, a letter first",
+    )
+    warehouse: Annotated[Text, AfterValidator(forms.warehouse)] | None = setting(
+        "Where tables are kept, as `warehouse/namespace/table`; none: with rest, wherever the service says; in the "
+        "bucket of the object store; or the directory `warehouse` beside `wal.dir`.",
+        default=None,
+        allowed="a directory, s3://bucket/prefix, gs://bucket/prefix, "
+        "abfss://container@account.dfs.core.windows.net/prefix; with rest also a name",
+        example="./danube-data/warehouse",
+    )
+    region: Text | None = setting(
+        "AWS region of the catalog; none: the environment's.", default=None, example="us-east-1", backends=("glue",)
+    )
+    user: Text | None = setting("User of the database.", default=None, example="ister", backends=("sql",))
+    password: Secret | None = setting(
+        "The password that belongs to `user`.", default=None, example="${CATALOG_PASSWORD}", backends=("sql",)
+    )
+    credential: Secret | None = setting(
+        "OAuth2 client as `id:secret`, exchanged for a token.",
+        default=None,
+        example="${CATALOG_CREDENTIAL}",
+        backends=("rest",),
+    )
+    token: Secret | None = setting("A token as it is.", default=None, example="${CATALOG_TOKEN}", backends=("rest",))
+    properties: Annotated[Mapping[OptionName, Secret], Field(max_length=64)] = setting(
+        "Passed to the catalog as they are, in PyIceberg and in Spark, for whatever has no key here.",
+        default={},
+        allowed="properties of Iceberg catalogs, each one value",
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        refuse(self._clashes())
+        return self
+
+    def _clashes(self) -> Iterator[Clash]:
+        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        if self.type == "rest" and "uri" not in given:
+            yield Clash("uri", "type", "is missing; a rest catalog has an address like http://host:8181")
+        if "uri" in given and (problem := forms.catalog_uri_problem(self.type, self.uri or "")):
+            yield Clash("uri", "type", problem)
+        for name in sorted(given):
+            belongs = note_of(Catalog.model_fields[name]).backends
+            if belongs and self.type not in belongs:
+                yield Clash(name, "type", f"belongs to catalog {belongs[0]}, but type is {self.type}; take it out")
+        if ("user" in given) != ("password" in given):
+            name, needed = ("user", "password") if "user" in given else ("password", "user")
+            yield Clash(name, needed, f"needs {needed} too")
+        elif "user" in given and not (self.uri or "").startswith("postgresql://"):
+            yield Clash("user", "uri", "belongs to a PostgreSQL catalog; SQLite has no users; take it out")
+        if {"credential", "token"} <= given:
+            yield Clash("credential", "token", "and token are both given; keep one of them")
+
+
+class ObjectStore(Section):
+    """The object store, as `wal_cloud.cloud` has it too, where its further keys are; none: what is said there."""
+
+    type: Literal["s3", "gcs", "azure", "fs", "memory"] | None = setting(
+        "Which store; the same as `wal_cloud.cloud.backend`, where azure is azblob.",
+        default=None,
+        allowed="s3, gcs, azure, fs, memory",
+        example="s3",
+    )
+    bucket: Annotated[Text, AfterValidator(forms.bucket)] | None = setting(
+        "Bucket or container; the first part of `wal_cloud.cloud.root`.",
+        default=None,
+        example="danube-data",
+        backends=("s3", "gcs", "azure"),
+    )
+    root: Text | None = setting(
+        "Prefix in the bucket, or the directory of an fs store; the rest of `wal_cloud.cloud.root`.",
+        default=None,
+        allowed="a path",
+        example="prefix",
+    )
+    region: Text | None = setting("The same as `wal_cloud.cloud.region`.", default=None, example="us-west-2")
+    endpoint: Address | None = setting(
+        "The same as `wal_cloud.cloud.endpoint`.",
+        default=None,
+        allowed="an http:// or https:// address",
+        example="http://127.0.0.1:9000",
+    )
+    access_key: Secret | None = setting(
+        "The same as `wal_cloud.cloud.access_key`.", default=None, example="${AWS_ACCESS_KEY_ID}"
+    )
+    secret_key: Secret | None = setting(
+        "The same as `wal_cloud.cloud.secret_key`.", default=None, example="${AWS_SECRET_ACCESS_KEY}"
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        refuse(self._clashes())
+        return self
+
+    def _clashes(self) -> Iterator[Clash]:
+        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        for name in sorted(given & {"bucket", "root"}):
+            if "type" not in given:
+                yield Clash(name, "type", "needs type too")
+        if self.type in {"s3", "gcs", "azure"} and "bucket" not in given:
+            yield Clash("bucket", "type", f"is missing; {self.type} needs a bucket or container")
+        if self.type in {"fs", "memory"} and "bucket" in given:
+            yield Clash("bucket", "type", f"belongs to s3, gcs or azure, but type is {self.type}; take it out")
+
+
+class LakeWal(Section):
+    """The log, as `wal_cloud.wal` has it too; none: what is said there."""
+
+    base_path: FilePath | None = setting(
+        "The same as `wal_cloud.wal.dir`.", default=None, allowed="a path", example="/var/lib/danube/wal"
+    )
+    max_file_size: int | None = setting(
+        "The same as `wal_cloud.wal.rotation.max_bytes`.", default=None, example="67108864", ge=4096, le=1 << 40
+    )
+    sync_mode: Literal["always", "periodic", "none"] | None = setting(
+        "The same as `wal_cloud.wal.sync_mode`.", default=None, allowed="always, periodic, none", example="periodic"
+    )
+
+
+class Writer(Section):
+    """When messages go to their tables."""
+
+    batch_size: int = setting(
+        "Messages that may wait in all topics together before a tick begins early.", default=1000, ge=1, le=1 << 31
+    )
+    flush_interval_ms: Milliseconds = setting("Milliseconds between two ticks.", default=5000)
+    max_memory_bytes: int = setting(
+        "Bytes that may wait in all topics together before a tick begins early; also the most that one task holds.",
+        default=134_217_728,
+        ge=1 << 20,
+        le=1 << 40,
+    )
+    min_commit_interval_ms: Milliseconds = setting(
+        "Milliseconds between two ticks, at least, whatever waits: every tick is a snapshot of each table it reaches.",
+        default=1000,
+    )
+    # A task holds some seven times its split (450 MB for 64 MiB), and two run beside each other on a small machine.
+    target_file_bytes: FileBytes = setting(
+        "Bytes of log that one Parquet file is made from, at most, and so what one task reads; compaction makes larger "
+        "files. A worker's memory is several times this.",
+        default=67_108_864,
+    )
+    exclude: Patterns = setting(
+        "Topics that get no table, beside those whose policy says `lake: false`; * stands for anything.",
+        default=(),
+        allowed="patterns of topic names like /default/orders or /default/*, with commas between them or as a list",
+        example="/default/debug-*",
+    )
+
+    def excludes(self, topic: str) -> bool:
+        """Tell whether a topic like `/default/orders` is to have no table."""
+        return any(fnmatchcase(topic, pattern) for pattern in self.exclude)
+
+
+class Reader(Section):
+    """How messages are read back from their tables."""
+
+    poll_interval_ms: Milliseconds = setting(
+        "Milliseconds between two looks at the catalog for a new snapshot.", default=1000
+    )
+    max_concurrent_reads: int = setting("Data files read at the same time.", default=10, ge=1, le=1000)
+    prefetch_size: int = setting("Batches read ahead of the consumer.", default=5, ge=1, le=1000)
+
+
+class Maintenance(Section):
+    """How tables are kept small and quick; the same is done by `ister lake` on demand."""
+
+    enabled: bool = setting(
+        "Maintain tables on a schedule; when false, they become slower with every tick.", default=True
+    )
+    interval_minutes: int = setting("Minutes between two rounds.", default=10, ge=1, le=525_600)
+    target_file_bytes: FileBytes = setting(
+        "Size of the Parquet files that compaction makes.",
+        default=134_217_728,
+    )
+    keep_snapshots: int = setting(
+        "Snapshots of a table that are kept at least, whatever their age; more make every commit slower.",
+        default=50,
+        ge=1,
+        le=1000,
+    )
+    file_grace_minutes: int = setting(
+        "Minutes that a data file stays after it left its table, so that queries that began before can finish.",
+        default=60,
+        ge=1,
+        le=525_600,
+    )
+    orphan_hours: int = setting(
+        "Hours after which a file that belongs to no table counts as left over; a commit under way is younger.",
+        default=24,
+        ge=24,
+        le=87_600,
+    )
+
+
+class IcebergConfig(Section):
+    """The lake."""
+
+    catalog: Catalog = Catalog()
+    object_store: ObjectStore = ObjectStore()
+    wal: LakeWal = LakeWal()
+    writer: Writer = Writer()
+    reader: Reader = Reader()
+    maintenance: Maintenance = Maintenance()
+
+
+class Storage(Section):
+    """Where messages end up for good: Iceberg tables."""
+
+    type: Literal["iceberg"] = setting("The kind of storage; there is one.", default="iceberg", allowed="iceberg")
+    iceberg_config: IcebergConfig = IcebergConfig()

@@ -1,0 +1,164 @@
+"""Decide what a column of payloads becomes: rows of a table's shape, and why some could not; no row is ever lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+
+import pyarrow as pa
+
+from ister.core.schemas.avro import AvroSchema
+from ister.core.schemas.document import shown
+from ister.core.schemas.json_schema import JsonSchema
+from ister.core.schemas.plain import PlainSchema
+from ister.core.schemas.protobuf import ProtobufSchema
+from ister.core.typed import of_avro, of_json, of_protobuf
+from ister.core.typed.fit import UndecodableError, fitter
+from ister.core.typed.shape import arrow_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ister.core.schemas.schema import Schema
+    from ister.core.typed.fit import Value
+    from ister.core.typed.shape import Struct
+
+PAYLOAD_BYTES_MAX: Final = 16 << 20
+"""Bytes of a payload that is decoded: decoded, it takes many times its size. A larger one is kept as it is."""
+ROWS_AT_ONCE: Final = 4_096
+
+Decode: TypeAlias = "Callable[[bytes], Value]"
+Version: TypeAlias = tuple[int, int]
+"""A schema's id, and the version of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A row for every payload: its value, or null and why."""
+
+    values: pa.StructArray
+    errors: pa.StringArray
+
+
+def shape_of(schema: Schema) -> Struct | None:
+    """Return the shape of a schema's values, None when they have none."""
+    match schema:
+        case JsonSchema():
+            return of_json.shape_of(schema)
+        case AvroSchema():
+            return of_avro.shape_of(schema)
+        case ProtobufSchema():
+            return of_protobuf.shape_of(schema)
+        case PlainSchema():
+            return None
+        case _:
+            assert_never(schema)
+
+
+def decoder(schema: Schema, table: Struct) -> Decode | None:
+    """Return what makes a row of a payload, or raises UndecodableError; None when a schema's values have no shape."""
+    wanted = shape_of(schema)
+    if wanted is None:
+        return None
+    read = _reader(schema)
+    fit = fitter(wanted, table)
+
+    def decode(payload: bytes) -> Value:
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            raise UndecodableError(f"has {len(payload)} bytes, and more than {PAYLOAD_BYTES_MAX} are not decoded")
+        try:
+            value = read(payload)
+            return None if value is None else fit(value)
+        except RecursionError:
+            raise UndecodableError("is nested too deeply") from None
+
+    return decode
+
+
+class Decoders:
+    """Decodes a topic's payloads, each by the schema that it was written with."""
+
+    def __init__(self, schemas: Mapping[Version, Schema], table: Struct, latest: Version | None) -> None:
+        """Take all schemas that may be met; `latest` is for messages that name none."""
+        self._schemas = schemas
+        self._table = table
+        self._type = arrow_type(table)
+        self._latest = latest
+        self._newest: dict[int, int] = {}
+        for name, version in schemas:
+            self._newest[name] = max(version, self._newest.get(name, version))
+        self._known: dict[tuple[int, int | None], Decode | None] = {}
+
+    def decode_column(self, payloads: pa.Array, ids: pa.Array, versions: pa.Array) -> Decoded:
+        """Decode a column of payloads; a null has no value, and neither has what a schema without a shape wrote."""
+        values: list[pa.Array] = [pa.array([], self._type)]
+        errors: list[str | None] = []
+        for start in range(0, len(payloads), ROWS_AT_ONCE):
+            rows: list[Value] = []
+            for payload, schema_id, version in zip(
+                payloads[start : start + ROWS_AT_ONCE].to_pylist(),
+                ids[start : start + ROWS_AT_ONCE].to_pylist(),
+                versions[start : start + ROWS_AT_ONCE].to_pylist(),
+                strict=True,
+            ):
+                value, error = self._decode(payload, schema_id, version)
+                rows.append(value)
+                errors.append(error)
+            values.append(_built(rows, errors, start, self._type))
+        return Decoded(pa.concat_arrays(values), pa.array(errors, pa.string()))
+
+    def _decode(self, payload: bytes | None, schema_id: int | None, version: int | None) -> tuple[Value, str | None]:
+        if payload is None:
+            return None, None
+        key: tuple[int, int | None] | None = self._latest
+        if schema_id is not None:
+            key = schema_id, self._newest.get(schema_id) if version is None else version
+        if key is None:
+            return None, None
+        try:
+            decode = self._known[key] if key in self._known else self._learn(key)
+            return None if decode is None else decode(payload), None
+        except UndecodableError as error:
+            return None, shown(str(error))
+
+    def _learn(self, key: tuple[int, int | None]) -> Decode | None:
+        schema_id, version = key
+        schema = None if version is None else self._schemas.get((schema_id, version))
+        if schema is None:
+            raise UndecodableError(f"there is no schema {schema_id}{'' if version is None else f', version {version}'}")
+        self._known[key] = decoder(schema, self._table)
+        return self._known[key]
+
+
+def _reader(schema: Schema) -> Decode:
+    match schema:
+        case JsonSchema():
+            return of_json.reader(schema)
+        case AvroSchema():
+            return of_avro.reader(schema)
+        case ProtobufSchema():
+            return of_protobuf.reader(schema)
+        case _:
+            raise AssertionError(schema)
+
+
+def _built(rows: list[Value], errors: list[str | None], start: int, kind: pa.DataType) -> pa.Array:
+    """Make a column of rows; if Arrow refuses one (half a character), of those that it takes."""
+    try:
+        return pa.array(rows, kind)
+    except _REFUSALS:
+        pass
+    for index, row in enumerate(rows):
+        try:
+            pa.array([row], kind)
+        except _REFUSALS as error:
+            rows[index] = None
+            errors[start + index] = f"holds what no column can: {_why(error)}"
+    return pa.array(rows, kind)
+
+
+def _why(error: Exception) -> str:
+    return "half a character" if isinstance(error, UnicodeError) else type(error).__name__
+
+
+_REFUSALS: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)

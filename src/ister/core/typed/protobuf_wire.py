@@ -1,0 +1,326 @@
+"""Decide what bytes in Protobuf's wire format mean, part by part: numbers, texts, messages in messages, maps, groups.
+
+A message that is there twice is one message, in two pieces (so Protobuf has it), and is read when all pieces are known.
+Only a group that is there twice is refused. A known field of another wire type is refused, an unknown one is skipped.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ister.core.typed.fit import UndecodableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ister.core.typed.fit import Value
+
+Row: TypeAlias = "dict[str, Value]"
+Scalar: TypeAlias = "Callable[[bytes, int], tuple[Value, int]]"
+"""Reads a value, and returns where it ends."""
+Read: TypeAlias = "Callable[[bytes, int, int, int], tuple[Value, int]]"
+"""Reads a message in [at, stop), or up to the end of the group of a number; returns where it ends."""
+Place: TypeAlias = "Callable[[Row, bytes, int, int], int]"
+"""Reads a field into a row, and returns where it ends."""
+
+VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = range(6)
+WIRE: Final = {
+    **dict.fromkeys(("int32", "int64", "uint32", "uint64", "sint32", "sint64", "bool", "enum"), VARINT),
+    **dict.fromkeys(("fixed64", "sfixed64", "double"), FIXED64),
+    **dict.fromkeys(("fixed32", "sfixed32", "float"), FIXED32),
+    **dict.fromkeys(("string", "bytes", "message"), BYTES),
+    "group": GROUP,
+}
+_VARINT_BYTES_MAX: Final = 10
+
+
+def read_message(
+    places: Mapping[int, Place],
+    numbers: frozenset[int],
+    late: Sequence[tuple[str, Read]],
+    absent: Sequence[tuple[str, Callable[[], Value]]],
+    finish: Callable[[Row], Value],
+) -> Read:
+    """Return what reads a message: fields by tag, messages in it by name, what stands for absent fields."""
+
+    def read(data: bytes, at: int, stop: int, group: int) -> tuple[Value, int]:
+        row: Row = {}
+        while at < stop:
+            tag, at = varint(data, at)
+            place = places.get(tag)
+            if place is not None:
+                at = place(row, data, at, stop)
+            elif tag & 7 == GROUP_END and tag >> 3 == group != 0:
+                group = 0
+                break
+            else:
+                at = _skip(tag, numbers, data, at, stop)
+        if at > stop or group:
+            raise UndecodableError("has a part that does not end where it should")
+        for name, inner in late:
+            if name in row:
+                row[name] = _joined(inner, data, row[name])
+        for name, make in absent:
+            if name not in row:
+                row[name] = make()
+        return finish(row), at
+
+    return read
+
+
+def into_scalar(name: str, rivals: Sequence[str], scalar: Scalar) -> Place:
+    """Return what reads a single value; what else its oneof holds goes."""
+
+    def place(row: Row, data: bytes, at: int, stop: int) -> int:  # noqa: ARG001  # called as every place
+        for rival in rivals:
+            row.pop(rival, None)
+        row[name], at = scalar(data, at)
+        return at
+
+    return place
+
+
+def into_list(name: str, scalar: Scalar) -> Place:
+    """Return what reads one of many values."""
+
+    def place(row: Row, data: bytes, at: int, stop: int) -> int:  # noqa: ARG001  # called as every place
+        value, at = scalar(data, at)
+        _list(row, name).append(value)
+        return at
+
+    return place
+
+
+def into_packed(name: str, scalar: Scalar) -> Place:
+    """Return what reads many values in one piece."""
+
+    def place(row: Row, data: bytes, at: int, stop: int) -> int:
+        at, end = _sized(data, at, stop)
+        found = _list(row, name)
+        while at < end:
+            value, at = scalar(data, at)
+            found.append(value)
+        if at > end:
+            raise UndecodableError("has a list that does not end where it should")
+        return end
+
+    return place
+
+
+def into_messages(name: str, read: Read) -> Place:
+    """Return what reads one of many messages."""
+
+    def place(row: Row, data: bytes, at: int, stop: int) -> int:
+        at, end = _sized(data, at, stop)
+        _list(row, name).append(read(data, at, end, 0)[0])
+        return end
+
+    return place
+
+
+def into_pieces(name: str, rivals: Sequence[str]) -> Place:
+    """Return what notes where a piece of a single message is."""
+
+    def place(row: Row, data: bytes, at: int, stop: int) -> int:
+        for rival in rivals:
+            row.pop(rival, None)
+        at, end = _sized(data, at, stop)
+        _list(row, name).extend((at, end))
+        return end
+
+    return place
+
+
+def into_map(name: str, read: Read) -> Place:
+    """Return what reads an entry of a map; of two with one key the later one counts."""
+
+    def place(row: Row, data: bytes, at: int, stop: int) -> int:
+        at, end = _sized(data, at, stop)
+        entry = read(data, at, end, 0)[0]
+        found = row.setdefault(name, {})
+        assert isinstance(entry, dict), "an entry is a message"
+        assert isinstance(found, dict), "a map is a dict"
+        found[_key(entry["key"])] = entry["value"]
+        return end
+
+    return place
+
+
+def into_group(name: str, number: int, rivals: Sequence[str], read: Read) -> Place:
+    """Return what reads a single group."""
+
+    def place(row: Row, data: bytes, at: int, stop: int) -> int:
+        for rival in rivals:
+            row.pop(rival, None)
+        if name in row:
+            raise UndecodableError("has a group twice")
+        row[name], at = read(data, at, stop, number)
+        return at
+
+    return place
+
+
+def into_groups(name: str, number: int, read: Read) -> Place:
+    """Return what reads one of many groups."""
+
+    def place(row: Row, data: bytes, at: int, stop: int) -> int:
+        value, at = read(data, at, stop, number)
+        _list(row, name).append(value)
+        return at
+
+    return place
+
+
+def scalar_of(kind: str, names: Mapping[int, str]) -> Scalar:
+    """Return what reads values of a kind; an enum's are read by their names."""
+    if kind == "enum":
+        return lambda data, at: _named(names, data, at)
+    return _SCALARS[kind]
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Read a number of up to 64 bits."""
+    byte = data[at]
+    if byte < 0x80:
+        return byte, at + 1
+    number = byte & 0x7F
+    for index in range(1, _VARINT_BYTES_MAX):
+        byte = data[at + index]
+        number |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return number & 0xFFFF_FFFF_FFFF_FFFF, at + index + 1
+    raise UndecodableError("has a number that does not end")
+
+
+def _skip(tag: int, numbers: frozenset[int], data: bytes, at: int, stop: int) -> int:
+    """Go over a field that is not known, and over all that is in it if it is a group."""
+    if tag >> 3 in numbers:
+        raise UndecodableError(f"has field {tag >> 3} with wire type {tag & 7}")
+    open_groups: list[int] = []
+    while True:
+        number, wire = tag >> 3, tag & 7
+        if not number:
+            raise UndecodableError("has a field of number 0")
+        match wire:
+            case 0:
+                at = varint(data, at)[1]
+            case 1:
+                at += 8
+            case 2:
+                at = _sized(data, at, stop)[1]
+            case 3:
+                open_groups.append(number)
+            case 5:
+                at += 4
+            case 4 if open_groups and open_groups.pop() == number:
+                pass
+            case _:
+                raise UndecodableError(f"has field {number} with wire type {wire}")
+        if at > stop:
+            raise UndecodableError("ends too early")
+        if not open_groups:
+            return at
+        tag, at = varint(data, at)
+
+
+def _sized(data: bytes, at: int, stop: int) -> tuple[int, int]:
+    size, at = varint(data, at)
+    if size > stop - at:
+        raise UndecodableError(f"has {stop - at} bytes left, and needs {size}")
+    return at, at + size
+
+
+def _joined(read: Read, data: bytes, pieces: Value) -> Value:
+    """Read a message of which the pieces are known."""
+    assert isinstance(pieces, list), "a list of starts and stops"
+    spans: list[int] = pieces  # type: ignore[assignment]  # what into_pieces has noted
+    if len(spans) == 2:
+        return read(data, spans[0], spans[1], 0)[0]
+    whole = b"".join(data[start:stop] for start, stop in zip(spans[::2], spans[1::2], strict=True))
+    return read(whole, 0, len(whole), 0)[0]
+
+
+def _list(row: Row, name: str) -> list[Value]:
+    found = row.get(name)
+    if found is None:
+        found = row[name] = []
+    assert isinstance(found, list), "a field has one place"
+    return found
+
+
+def _key(value: Value) -> str:
+    return value if isinstance(value, str) else str(value).lower()
+
+
+def _named(names: Mapping[int, str], data: bytes, at: int) -> tuple[Value, int]:
+    number, at = _int32(data, at)
+    return names.get(number) or str(number), at
+
+
+def _int64(data: bytes, at: int) -> tuple[int, int]:
+    number, at = varint(data, at)
+    return number - ((number >> 63) << 64), at
+
+
+def _int32(data: bytes, at: int) -> tuple[int, int]:
+    number, at = _int64(data, at)
+    if not -(1 << 31) <= number < 1 << 31:
+        raise UndecodableError("has a number of more than 32 bits")
+    return number, at
+
+
+def _uint32(data: bytes, at: int) -> tuple[int, int]:
+    number, at = varint(data, at)
+    if number >> 32:
+        raise UndecodableError("has a number of more than 32 bits")
+    return number, at
+
+
+def _sint64(data: bytes, at: int) -> tuple[int, int]:
+    number, at = varint(data, at)
+    return (number >> 1) ^ -(number & 1), at
+
+
+def _sint32(data: bytes, at: int) -> tuple[int, int]:
+    number, at = _uint32(data, at)
+    return (number >> 1) ^ -(number & 1), at
+
+
+def _bool(data: bytes, at: int) -> tuple[bool, int]:
+    number, at = varint(data, at)
+    return number != 0, at
+
+
+def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    at, end = _sized(data, at, len(data))
+    return data[at:end], end
+
+
+def _string(data: bytes, at: int) -> tuple[str, int]:
+    at, end = _sized(data, at, len(data))
+    return data[at:end].decode(), end
+
+
+def _fixed(form: str) -> Scalar:
+    unpack, size = struct.Struct(form).unpack_from, struct.calcsize(form)
+    return lambda data, at: (unpack(data, at)[0], at + size)
+
+
+_SCALARS: Final[dict[str, Scalar]] = {
+    "int32": _int32,
+    "int64": _int64,
+    "uint32": _uint32,
+    "uint64": varint,
+    "sint32": _sint32,
+    "sint64": _sint64,
+    "bool": _bool,
+    "fixed32": _fixed("<I"),
+    "fixed64": _fixed("<Q"),
+    "sfixed32": _fixed("<i"),
+    "sfixed64": _fixed("<q"),
+    "float": _fixed("<f"),
+    "double": _fixed("<d"),
+    "string": _string,
+    "bytes": _bytes,
+}

@@ -1,0 +1,1 @@
+"""Iceberg: a topic's table, its data files and the commit that fences."""

@@ -1,0 +1,88 @@
+"""What can be wrong with a table, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from ister.core.errors import BusyError, CorruptError, FencedError, UnknownOutcomeError
+from ister.core.publish import Refused, Why
+
+if TYPE_CHECKING:
+    from ister.core.errors import IsterError
+
+
+class CommitRefusedError(FencedError):
+    """Another owner has the table: whoever offers this is to stop."""
+
+    def __init__(self, table: str, reason: str) -> None:
+        self.table = table
+        self.reason = reason
+        super().__init__(f"table {table} takes no commit: {reason}; nothing was changed, stop: another one carries on")
+
+
+class CommitMisplacedError(BusyError):
+    """An offer that is not what comes next; read how far the table goes, and plan again."""
+
+    def __init__(self, table: str, reason: str) -> None:
+        self.table = table
+        self.reason = reason
+        super().__init__(f"table {table} takes no such commit: {reason}; nothing was changed, plan again from its end")
+
+
+class TableMovedError(CorruptError):
+    """The table is not as we left it: rolled back, emptied, replaced or dropped."""
+
+    def __init__(self, table: str, found: str) -> None:
+        self.table = table
+        self.found = found
+        super().__init__(
+            f"table {table} is not as it was left: {found}; its topic is not committed to it any more, "
+            "run `ister lake repair` to append what is missing from the log or the objects"
+        )
+
+
+class LakeUnavailableError(BusyError):
+    """The catalog or the warehouse cannot be reached, or does not answer; no snapshot was made."""
+
+    def __init__(self, table: str, action: str, cause: str) -> None:
+        self.table = table
+        self.action = action
+        self.cause = cause
+        super().__init__(f"could not {action} table {table}: {cause}; nothing was committed, try again later")
+
+
+class CommitConflictError(BusyError):
+    """Others commit to the table all the time, and ours never came first; no snapshot was made."""
+
+    def __init__(self, table: str, tries: int, cause: str) -> None:
+        self.table = table
+        self.tries = tries
+        self.cause = cause
+        super().__init__(
+            f"table {table} was changed by others each time, in {tries} tries ({cause}); nothing was committed, try again"
+        )
+
+
+class CommitUnknownError(UnknownOutcomeError):
+    """A commit may or may not have landed, and the table cannot be read to find out."""
+
+    def __init__(self, table: str, cause: str) -> None:
+        self.table = table
+        self.cause = cause
+        super().__init__(
+            f"table {table} may or may not have the commit ({cause}); delete none of its files, and offer the same again "
+            "once the catalog answers: what has landed is not committed twice"
+        )
+
+
+def refusal(table: str, refused: Refused) -> IsterError:
+    """Return the error for an offer that was refused: who offers it stops, or its topic does, or it is planned again."""
+    match refused.why:
+        case Why.EPOCH:
+            return CommitRefusedError(table, refused.reason)
+        case Why.FOREIGN:
+            return TableMovedError(table, refused.reason)
+        case Why.UNCLAIMED | Why.GAP:
+            return CommitMisplacedError(table, refused.reason)
+        case _:
+            assert_never(refused.why)

@@ -1,0 +1,263 @@
+"""Write rows as Parquet files of a table, one a day and of about a size; runs inside Spark's tasks, knows no catalog.
+
+A file carries field ids, statistics and page checksums: without these a flipped bit is read as another value, silently.
+Its Iceberg statistics travel with its name, so that whoever commits reads no footer.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    pyarrow_to_schema,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.typedef import Record
+
+from ister.core.publish import Run
+from ister.lake.files import open_io
+from ister.lake.schema import DAY, METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyiceberg.io import FileIO, OutputStream
+    from pyiceberg.table import Table
+
+ROW_GROUP_BYTES = 16 * 1024 * 1024
+"""What a row group holds in memory before it is written."""
+DAY_US = 86_400_000_000
+
+_ALL_DIFFERENT = frozenset(
+    {"topic_offset", "append_time", "publish_time", "publish_time_ms", "request_id", "payload", "frame_crc"}
+)
+"""Columns that a dictionary makes larger."""
+
+
+class Written(NamedTuple):
+    """A finished data file, and all that a commit needs to know of it."""
+
+    path: str
+    bytes: int
+    rows: int
+    day: int
+    partition: int
+    first_offset: int
+    last_offset: int
+    split_offsets: list[int]
+    column_sizes: dict[int, int]
+    value_counts: dict[int, int]
+    null_value_counts: dict[int, int]
+    lower_bounds: dict[int, str]
+    upper_bounds: dict[int, str]
+
+    def to_json(self) -> str:
+        """Write it as text, to come back from a task."""
+        return json.dumps(self._asdict(), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Written:
+        """Read what `to_json` wrote."""
+        fields = json.loads(text)
+        for name, value in fields.items():
+            if isinstance(value, dict):
+                fields[name] = {int(field_id): of_it for field_id, of_it in value.items()}
+        return cls(**fields)
+
+    def run(self) -> Run:
+        """Return which messages it holds."""
+        return Run(self.partition, self.first_offset, self.last_offset, self.rows)
+
+
+def write_files(
+    io_properties: dict[str, str],
+    location: str,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    partition: int,
+    name: str,
+    target_bytes: int,
+) -> list[Written]:
+    """Write a table's rows, in the order of their offsets; when it fails, none of its files is left.
+
+    `location` is the table's, `name` makes this attempt's files its own. Batches have the schema of the table's data
+    files, field ids included. No more than a row group and a batch are in memory.
+    """
+    files = open_io(io_properties, location)
+    writer = _Writer(files, location, partition, name, target_bytes)
+    try:
+        for batch in batches:
+            for day, rows in _by_day(batch):
+                writer.write(day, rows)
+        return writer.finish()
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def data_file(written: Written, table: Table) -> DataFile:
+    """Return a written file as an entry of the table's manifest."""
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=written.path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(written.day),
+        file_size_in_bytes=written.bytes,
+        record_count=written.rows,
+        column_sizes=written.column_sizes,
+        value_counts=written.value_counts,
+        null_value_counts=written.null_value_counts,
+        nan_value_counts={},
+        lower_bounds={field_id: b64decode(bound) for field_id, bound in written.lower_bounds.items()},
+        upper_bounds={field_id: b64decode(bound) for field_id, bound in written.upper_bounds.items()},
+        split_offsets=written.split_offsets,
+        sort_order_id=None,
+        spec_id=table.metadata.default_spec_id,
+        equality_ids=None,
+        key_metadata=None,
+    )
+
+
+class _Writer:
+    """The file of a day that is being written, and those that are finished."""
+
+    def __init__(self, files: FileIO, location: str, partition: int, name: str, target_bytes: int) -> None:
+        self._files = files
+        self._location = location.rstrip("/")
+        self._partition = partition
+        self._name = name
+        self._target_bytes = target_bytes
+        self._group_bytes = max(1, min(ROW_GROUP_BYTES, target_bytes))
+        self._done: list[Written] = []
+        self._open: _OpenFile | None = None
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._paths: list[str] = []
+
+    def write(self, day: int, rows: pa.RecordBatch) -> None:
+        """Take rows of a day, in order."""
+        if self._open is not None and self._open.day != day:
+            self._end_file()
+        for piece in _pieces(rows, self._group_bytes):
+            if self._open is None:
+                self._begin_file(day, piece)
+            self._pending.append(piece)
+            self._pending_bytes += piece.nbytes
+            if self._pending_bytes >= self._group_bytes:
+                self._end_group()
+
+    def finish(self) -> list[Written]:
+        """End the last file; returns all."""
+        self._end_file()
+        return self._done
+
+    def discard(self) -> None:
+        """Take away what was written; what cannot be deleted is in no snapshot."""
+        if self._open is not None:
+            with suppress(Exception):
+                self._open.stream.close()
+        for path in self._paths:
+            with suppress(Exception):
+                self._files.delete(path)
+
+    def _begin_file(self, day: int, rows: pa.RecordBatch) -> None:
+        first = rows.column("topic_offset")[0].as_py()
+        directory = f"{self._location}/data/{DAY}={np.datetime64(day, 'D')}"
+        path = f"{directory}/{self._partition:05d}-{first:020d}-{self._name}.parquet"
+        self._paths.append(path)
+        self._open = _OpenFile(path, day, first, rows.schema, self._files.new_output(path).create())
+
+    def _end_group(self) -> None:
+        assert self._open is not None, "rows belong to a file"
+        if not self._pending:
+            return
+        table = pa.Table.from_batches(self._pending)
+        self._pending, self._pending_bytes = [], 0
+        self._open.write(table)
+        if self._open.stream.tell() >= self._target_bytes:
+            self._end_file()
+
+    def _end_file(self) -> None:
+        if self._open is not None and self._pending:
+            self._end_group()
+        if self._open is not None:
+            self._done.append(self._open.close(self._partition))
+            self._open = None
+
+
+class _OpenFile:
+    """A file under way; on a local disk it is synced when it is closed."""
+
+    def __init__(self, path: str, day: int, first_offset: int, schema: pa.Schema, stream: OutputStream) -> None:
+        self.path = path
+        self.day = day
+        self.stream = stream
+        self._first = first_offset
+        self._last = first_offset - 1
+        self._schema = pyarrow_to_schema(schema)
+        self._mapping = parquet_path_to_id_mapping(self._schema)
+        self._writer = pq.ParquetWriter(
+            stream,
+            schema,
+            compression="zstd",
+            use_dictionary=[column for column in self._mapping if column not in _ALL_DIFFERENT],
+            write_statistics=True,
+            write_page_checksum=True,
+            store_schema=False,
+        )
+
+    def write(self, table: pa.Table) -> None:
+        """Write a row group."""
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._last = table.column("topic_offset")[-1].as_py()
+
+    def close(self, partition: int) -> Written:
+        """Finish the file; returns what is to be known of it."""
+        self._writer.close()
+        size = self.stream.tell()
+        self.stream.close()
+        found = data_file_statistics_from_parquet_metadata(
+            self._writer.writer.metadata, compute_statistics_plan(self._schema, METRICS), self._mapping
+        ).to_serialized_dict()
+        return Written(
+            path=self.path,
+            bytes=size,
+            rows=found["record_count"],
+            day=self.day,
+            partition=partition,
+            first_offset=self._first,
+            last_offset=self._last,
+            split_offsets=found["split_offsets"],
+            column_sizes=found["column_sizes"],
+            value_counts=found["value_counts"],
+            null_value_counts=found["null_value_counts"],
+            lower_bounds={field_id: b64encode(bound).decode() for field_id, bound in found["lower_bounds"].items()},
+            upper_bounds={field_id: b64encode(bound).decode() for field_id, bound in found["upper_bounds"].items()},
+        )
+
+
+def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Cut a batch where the day of its append time changes."""
+    if not batch.num_rows:
+        return
+    days = batch.column("append_time").view(pa.int64()).to_numpy() // DAY_US
+    cuts = [0, *(np.flatnonzero(np.diff(days)) + 1).tolist(), batch.num_rows]
+    for start, stop in pairwise(cuts):
+        yield int(days[start]), batch.slice(start, stop - start)
+
+
+def _pieces(rows: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+    """Cut rows into pieces of about a size."""
+    step = max(1, -(-rows.num_rows * size // max(1, rows.nbytes)))
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)

@@ -1,0 +1,214 @@
+"""Write the manifests of a new snapshot that appends files, merging small ones as it goes.
+
+Made of the library's public parts, because its own transaction retries without asking, copies the metadata a dozen
+times, and merges all manifests of a table at once.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyiceberg.manifest import (
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    write_manifest,
+    write_manifest_list,
+)
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import (
+    Operation,
+    Snapshot,
+    SnapshotSummaryCollector,
+    Summary,
+    update_snapshot_summaries,
+)
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotsUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+)
+
+from ister.core.publish import to_merge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyiceberg.manifest import DataFile, ManifestFile
+    from pyiceberg.table import Table
+    from pyiceberg.table.update import TableRequirement, TableUpdate
+
+SNAPSHOTS_MAX = 100
+SNAPSHOTS_KEPT = 90
+"""When there would be more than the most, the oldest are let go until so many are left."""
+
+_CODEC: Final = "deflate"
+
+
+class Staged(NamedTuple):
+    """A snapshot that is written and that no table refers to yet."""
+
+    snapshot_id: int
+    updates: tuple[TableUpdate, ...]
+    requirements: tuple[TableRequirement, ...]
+    manifests: frozenset[str]
+    expired: list[Snapshot]
+
+
+class Stage:
+    """Writes one snapshot; whatever it has written so far can be taken away again."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._metadata = table.metadata
+        self._uuid = uuid.uuid4()
+        self._locations = table.location_provider()
+        self._snapshot_id = table.metadata.new_snapshot_id()
+        self._written: list[str] = []
+
+    def write(self, files: list[DataFile], summary: dict[str, str], properties: dict[str, str]) -> Staged:
+        """Write the manifests and their list; on top of the snapshot that is the table's current one."""
+        parent = self._table.current_snapshot()
+        parent_id = parent.snapshot_id if parent else None
+        manifests = self._manifests(files, parent)
+        path = self._path(f"snap-{self._snapshot_id}-0-{self._uuid}.avro")
+        sequence_number = self._metadata.next_sequence_number()
+        with write_manifest_list(
+            format_version=self._metadata.format_version,
+            output_file=self._table.io.new_output(path),
+            snapshot_id=self._snapshot_id,
+            parent_snapshot_id=parent_id,
+            sequence_number=sequence_number,
+            avro_compression=_CODEC,
+        ) as writer:
+            writer.add_manifests(manifests)
+        snapshot = Snapshot.model_validate(
+            {
+                "snapshot-id": self._snapshot_id,
+                "parent-snapshot-id": parent_id,
+                "manifest-list": path,
+                "sequence-number": sequence_number,
+                "summary": self._summary(files, summary, parent),
+                "schema-id": self._metadata.current_schema_id,
+            }
+        )
+        main = {"ref-name": MAIN_BRANCH, "type": SnapshotRefType.BRANCH, "snapshot-id": self._snapshot_id}
+        updates: tuple[TableUpdate, ...] = (
+            AddSnapshotUpdate(snapshot=snapshot),
+            SetSnapshotRefUpdate.model_validate({**self._kept_of_ref(), **main}),
+            SetPropertiesUpdate(updates=properties),
+        )
+        expired = self._expired()
+        if expired:
+            ids = [old.snapshot_id for old in expired]
+            updates += (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": ids}),)
+        requirements = (
+            AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": parent_id}),
+            AssertTableUUID(uuid=self._metadata.table_uuid),
+        )
+        paths = frozenset(manifest.manifest_path for manifest in manifests)
+        return Staged(self._snapshot_id, updates, requirements, paths, expired)
+
+    def discard(self) -> None:
+        """Take away what was written; only when it is certain that no table refers to it."""
+        delete_all(self._table, self._written)
+
+    def _manifests(self, files: list[DataFile], parent: Snapshot | None) -> list[ManifestFile]:
+        ours: list[ManifestFile] = []
+        others: list[ManifestFile] = []
+        for old in () if parent is None else parent.manifests(self._table.io):
+            if old.content == ManifestContent.DATA and old.partition_spec_id == self._metadata.default_spec_id:
+                ours.append(old)
+            else:
+                others.append(old)
+        ours = [old for old in ours if _live(old)]
+        added = [
+            ManifestEntry.from_args(
+                status=ManifestEntryStatus.ADDED,
+                snapshot_id=self._snapshot_id,
+                sequence_number=None,
+                file_sequence_number=None,
+                data_file=file,
+            )
+            for file in files
+        ]
+        # The new files stand at the end, so that the positions of the others stay.
+        merge = to_merge([*map(_live, ours), len(added)]) if added else []
+        merged = [ours[place] for place in merge if place < len(ours)]
+        kept = [old for place, old in enumerate(ours) if place not in merge]
+        if added and len(ours) not in merge:
+            kept = [self._manifest(added, []), *kept]
+            added = []
+        if added or merged:
+            kept = [self._manifest(added, merged), *kept]
+        return [*kept, *others]
+
+    def _manifest(self, added: list[ManifestEntry], merged: list[ManifestFile]) -> ManifestFile:
+        path = self._path(f"{self._uuid}-m{len(self._written)}.avro")
+        with write_manifest(
+            format_version=self._metadata.format_version,
+            spec=self._metadata.spec(),
+            schema=self._metadata.schema(),
+            output_file=self._table.io.new_output(path),
+            snapshot_id=self._snapshot_id,
+            avro_compression=_CODEC,
+        ) as writer:
+            for entry in added:
+                writer.add(entry)
+            for manifest in merged:
+                for entry in manifest.fetch_manifest_entry(self._table.io, discard_deleted=True):
+                    writer.existing(entry)
+        return writer.to_manifest_file()
+
+    def _path(self, name: str) -> str:
+        path = self._locations.new_metadata_location(name)
+        self._written.append(path)
+        return path
+
+    def _summary(self, files: list[DataFile], extra: dict[str, str], parent: Snapshot | None) -> Summary:
+        collector = SnapshotSummaryCollector()
+        schema, spec = self._metadata.schema(), self._metadata.spec()
+        for file in files:
+            collector.add_file(file, schema, spec)
+        return update_snapshot_summaries(
+            Summary(operation=Operation.APPEND, **collector.build(), **extra),
+            previous_summary=parent.summary if parent else None,
+        )
+
+    def _expired(self) -> list[Snapshot]:
+        """Return the snapshots to let go, oldest first; never one that a branch or a tag names."""
+        snapshots = self._metadata.snapshots
+        if len(snapshots) < SNAPSHOTS_MAX:
+            return []
+        named = {ref.snapshot_id for ref in self._metadata.refs.values()}
+        old = sorted(snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
+        free = [snapshot for snapshot in old if snapshot.snapshot_id not in named]
+        return free[: len(snapshots) + 1 - SNAPSHOTS_KEPT]
+
+    def _kept_of_ref(self) -> dict[str, int]:
+        """Return what a user has set for the main branch, which a new snapshot would reset."""
+        ref = self._metadata.refs.get(MAIN_BRANCH)
+        if ref is None:
+            return {}
+        settings = {
+            "max-ref-age-ms": ref.max_ref_age_ms,
+            "max-snapshot-age-ms": ref.max_snapshot_age_ms,
+            "min-snapshots-to-keep": ref.min_snapshots_to_keep,
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+def delete_all(table: Table, paths: Iterable[str]) -> None:
+    """Delete files that nothing refers to; what cannot be deleted is an orphan, and goes with those."""
+    for path in paths:
+        with suppress(Exception):
+            table.io.delete(path)
+
+
+def _live(manifest: ManifestFile) -> int:
+    return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)

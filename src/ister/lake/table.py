@@ -1,0 +1,146 @@
+"""The catalog: which table is a topic's, found by what it says of itself, or made."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import structlog
+from pyiceberg.catalog import WAREHOUSE_LOCATION, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.io import PY_IO_IMPL
+from pyiceberg.transforms import IdentityTransform
+
+from ister.core.tables import EPOCH, GENERATION, TOPIC, UPTO, base_of, table_of, with_generation, with_hash
+from ister.lake.commit import LakeTable
+from ister.lake.errors import LakeUnavailableError, TableMovedError
+from ister.lake.files import SYNCED, is_local
+from ister.lake.schema import METRICS, SCHEMA, SORTED_BY, SPEC, differs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+    from ister.core.names import TopicName
+
+__all__ = ["Lake", "LakeTable"]
+
+log = structlog.get_logger()
+
+PROPERTIES = {
+    "format-version": "2",
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "10",
+    "commit.manifest-merge.enabled": "true",
+    "commit.manifest.min-count-to-merge": "8",
+    **METRICS,
+}
+"""What a new table is told. Never here: `commit.retry.num-retries`, with which no compaction would ever commit."""
+
+TRIES = 8
+"""How often a table is looked for anew because someone else made one of that name first."""
+
+
+class Lake:
+    """The tables of one catalog."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        if is_local(catalog.properties.get(WAREHOUSE_LOCATION, "s3://")):
+            catalog.properties.setdefault(PY_IO_IMPL, SYNCED)
+
+    @classmethod
+    def open(cls, name: str, properties: Mapping[str, str]) -> Lake:
+        """Open a catalog by its properties; its name is part of what a SQL catalog stores."""
+        try:
+            return cls(load_catalog(name, **properties))
+        except Exception as error:
+            raise LakeUnavailableError("any", "open the catalog for", f"{type(error).__name__}: {error}") from error
+
+    def table(self, topic: TopicName, generation: int) -> LakeTable:
+        """Find a topic's table, or make it; however many do so at once, there is one."""
+        base = base_of(topic)
+        name = ".".join(table_of(base))
+        try:
+            for _ in range(TRIES):
+                found = self._find(base, generation)
+                if not isinstance(found, tuple):
+                    return self._checked(found, base, generation)
+                try:
+                    made = self._create(found, base, generation)
+                except TableAlreadyExistsError:
+                    continue
+                log.info("table_created", topic=str(base), table=".".join(found), generation=generation)
+                return self._checked(made, base, generation)
+        except (LakeUnavailableError, TableMovedError):
+            raise
+        except Exception as error:
+            raise LakeUnavailableError(name, "find or make", f"{type(error).__name__}: {error}") from error
+        raise LakeUnavailableError(name, "find or make", "its name is taken by others each time")
+
+    def close(self) -> None:
+        """Let go of the catalog."""
+        self._catalog.close()
+
+    def _find(self, topic: TopicName, generation: int) -> Table | tuple[str, str]:
+        """Return the topic's table, or the name under which to make it."""
+        plain, hashed = table_of(topic), with_hash(topic)
+        names = [plain, hashed, with_generation(plain, generation), with_generation(hashed, generation)]
+        holders: dict[tuple[str, str], str] = {}
+        for name in names:
+            try:
+                table = self._catalog.load_table(name)
+            except NoSuchTableError:
+                continue
+            holders[name] = table.properties.get(TOPIC, "")
+            if holders[name] == str(topic) and table.properties.get(GENERATION) == str(generation):
+                return table
+        if plain not in holders:
+            return plain
+        wanted = names[2:] if holders[plain] == str(topic) else [hashed, names[3]]
+        return next((name for name in wanted if name not in holders), wanted[-1])
+
+    def _create(self, name: tuple[str, str], topic: TopicName, generation: int) -> Table:
+        self._make_namespace(name[0])
+        return self._catalog.create_table(
+            name,
+            SCHEMA,
+            location=self._location(name),
+            partition_spec=SPEC,
+            properties={**PROPERTIES, TOPIC: str(topic), GENERATION: str(generation), EPOCH: "0", UPTO: "{}"},
+        )
+
+    def _make_namespace(self, namespace: str) -> None:
+        try:
+            self._catalog.create_namespace_if_not_exists(namespace)
+        except Exception:
+            # Who comes second is told so in a different way by each catalog.
+            if not self._catalog.namespace_exists(namespace):
+                raise
+
+    def _location(self, name: tuple[str, str]) -> str | None:
+        """Lay a table out as `{warehouse}/{namespace}/{table}`; a REST catalog decides for itself."""
+        warehouse = self._catalog.properties.get(WAREHOUSE_LOCATION)
+        if warehouse is None or self._catalog.properties.get("type") == "rest":
+            return None
+        return f"{warehouse.rstrip('/')}/{name[0]}/{name[1]}"
+
+    def _checked(self, table: Table, topic: TopicName, generation: int) -> LakeTable:
+        if wrong := differs(table.schema()):
+            raise TableMovedError(".".join(table.name()), wrong)
+        if table.sort_order().is_unsorted:
+            table = self._sorted(table)
+        return LakeTable(table, topic, generation)
+
+    def _sorted(self, table: Table) -> Table:
+        with suppress(CommitFailedException), table.update_sort_order() as order:  # or someone else has set it
+            for column in SORTED_BY:
+                order.asc(column, IdentityTransform())
+        return self._catalog.load_table(table.name())

@@ -1,0 +1,117 @@
+"""Ask the broker: the driver's side of ister.v1.Storage, in blocking calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+
+from ister.core.errors import BusyError, ClientError
+from ister.rpc import ister_v1_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from google.protobuf.message import Message
+
+    from ister.core.errors import IsterError
+
+    Answer = TypeVar("Answer", bound=Message)
+
+CALL_S = 60.0
+"""A sync or an upload may take long; nothing takes longer."""
+TOKEN_KEY = "ister-token"  # noqa: S105  # the name of the header, not the token
+OPTIONS = [("grpc.max_receive_message_length", 64 << 20)]
+NOT_NOW = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.CANCELLED,
+    }
+)
+
+
+class BrokerUnavailableError(BusyError):
+    """The broker does not answer now."""
+
+
+class BrokerRefusedError(ClientError):
+    """The broker refused: a topic is not what we took it for, gone, made again or pruned, or we are not the owner."""
+
+
+class BrokerClient:
+    """One broker. With the token that it gave to its own child, it also tells of files."""
+
+    def __init__(self, target: str, token: str | None = None) -> None:
+        self._target = target
+        self._channel = grpc.insecure_channel(target, options=OPTIONS)
+        self._metadata = () if token is None else ((TOKEN_KEY, token),)
+
+    def close(self) -> None:
+        """End every call."""
+        self._channel.close()
+
+    def register(self, name: str) -> int:
+        """Become the owner; returns the epoch."""
+        return self._ask("RegisterPipeline", pb.RegisterPipelineRequest(name=name), pb.RegisterPipelineResponse).epoch
+
+    def topics(self) -> list[pb.Topic]:
+        """Return every topic, as of now."""
+        return list(self._ask("ListTopics", pb.ListTopicsRequest(), pb.ListTopicsResponse).topics)
+
+    def schema(self, schema_id: int, version: int) -> pb.GetSchemaResponse:
+        """Return one version of a schema."""
+        return self._ask("GetSchema", pb.GetSchemaRequest(schema_id=schema_id, version=version), pb.GetSchemaResponse)
+
+    def sync(self, topic: str, generation: int) -> int:
+        """Have everything synced that is in the log now; returns the offset it reaches."""
+        request = pb.RequestSyncRequest(topic=topic, generation=generation)
+        return self._ask("RequestSync", request, pb.RequestSyncResponse).synced_offset
+
+    def upload(self, topic: str, generation: int) -> int:
+        """Have everything uploaded that is synced now; returns the offset it reaches."""
+        request = pb.RequestUploadRequest(topic=topic, generation=generation)
+        return self._ask("RequestUpload", request, pb.RequestUploadResponse).cloud_stop
+
+    def spans(
+        self, topic: str, generation: int, start: int, *, split_bytes: int, splits_max: int
+    ) -> pb.ListSpansResponse:
+        """Return where a topic's messages lie from `start` on."""
+        request = pb.ListSpansRequest(
+            topic=topic, generation=generation, from_offset=start, split_bytes=split_bytes, splits_max=splits_max
+        )
+        return self._ask("ListSpans", request, pb.ListSpansResponse)
+
+    def report(self, topic: str, generation: int, epoch: int, upto: int) -> None:
+        """Say how far a topic's table is."""
+        request = pb.ReportUptoRequest(topic=topic, generation=generation, epoch=epoch, upto=upto)
+        self._ask("ReportUpto", request, pb.ReportUptoResponse)
+
+    def wakeups(self, epoch: int) -> Iterator[pb.Wakeup]:
+        """Give what producers wait for, until the broker ends it."""
+        call: grpc.UnaryStreamMultiCallable[pb.WatchWakeupsRequest, pb.Wakeup] = self._channel.unary_stream(
+            "/ister.v1.Storage/WatchWakeups",
+            request_serializer=pb.WatchWakeupsRequest.SerializeToString,
+            response_deserializer=pb.Wakeup.FromString,
+        )
+        try:
+            yield from call(pb.WatchWakeupsRequest(epoch=epoch), metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self._error(error) from None
+
+    def _ask(self, method: str, request: Message, answer: type[Answer]) -> Answer:
+        call: grpc.UnaryUnaryMultiCallable[Message, Answer] = self._channel.unary_unary(
+            f"/ister.v1.Storage/{method}",
+            request_serializer=lambda given: given.SerializeToString(),
+            response_deserializer=answer.FromString,
+        )
+        try:
+            return call(request, timeout=CALL_S, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self._error(error) from None
+
+    def _error(self, error: grpc.RpcError) -> IsterError:
+        code = error.code()
+        text = f"the broker at {self._target} answered {code.name}: {error.details() or 'no reason'}"
+        return BrokerUnavailableError(text) if code in NOT_NOW else BrokerRefusedError(text)

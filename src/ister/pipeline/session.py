@@ -1,0 +1,144 @@
+"""Open the one Spark session of a process: Java, jars, the lake's catalog, and settings that keep it small and quiet."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ister.config.lake import lake_environment, require_shared_catalog, spark_catalog_conf, spark_packages
+from ister.core.errors import BusyError
+from ister.pipeline.java import find_java
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from ister.config import Config
+
+LOCAL = "local[*]"
+TICKS = "ticks"
+MAINTENANCE = "maintenance"
+"""The scheduler's pools (pools.xml)."""
+
+# An idle driver takes 320 MB in all; this bounds it below a gigabyte with 200 topics, and still sorts in compaction.
+DRIVER_MEMORY = "768m"
+HIDDEN = "(?i)secret|pass|token|credential|access[.-]?key|account[.-]?key|private[.-]?key|sas|auth"
+"""What the names of settings have in them whose values Spark does not show."""
+HERE = Path(__file__).parent
+
+
+class JarsMissingError(BusyError):
+    """Spark cannot start without its jars, and they could not be fetched."""
+
+    def __init__(self, jars: Sequence[str], directory: str, cause: str) -> None:
+        self.jars = tuple(jars)
+        self.directory = directory
+        self.cause = cause
+        super().__init__(
+            f"Spark did not start, probably because the jars {', '.join(jars)} could not be fetched ({cause}); "
+            f"run once with a network, or put them into {directory}"
+        )
+
+
+def cache_directory() -> Path:
+    """Return where jars and the launcher shim are kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "ister"
+
+
+def jar_name(coordinate: str) -> str:
+    """Return the file name that Spark's resolver gives to `group:artifact:version`."""
+    group, artifact, version = coordinate.split(":")
+    return f"{group}_{artifact}-{version}.jar"
+
+
+def jar_conf(packages: Sequence[str], ivy: Path) -> dict[str, str]:
+    """Return the settings that give Spark its jars: those that were fetched before, else their coordinates.
+
+    Jars that are there are named as files, since the resolver takes a second or two, and asks the network when it likes.
+    """
+    jars = [ivy / "jars" / jar_name(package) for package in packages]
+    if all(jar.is_file() for jar in jars):
+        return {"spark.jars": ",".join(str(jar) for jar in jars)}
+    return {"spark.jars.packages": ",".join(packages), "spark.jars.ivy": str(ivy)}
+
+
+def session_conf(master: str, cache: Path) -> dict[str, str]:
+    """Return Spark's settings beside jars and catalog; no secret is among them, as they stand on a command line."""
+    found = {
+        "spark.app.name": "ister",
+        "spark.master": master,
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={(HERE / 'log4j2.properties').as_uri()}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.redaction.regex": HIDDEN,
+        "spark.scheduler.mode": "FAIR",
+        "spark.scheduler.allocation.file": (HERE / "pools.xml").as_uri(),
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": str(cache / "spark-warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.python.worker.reuse": "true",
+    }
+    if master.startswith("local"):
+        # Nobody but this process talks to it.
+        found |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return found
+
+
+def open_session(config: Config, *, master: str = LOCAL) -> SparkSession:
+    """Start Spark with the lake of this configuration; takes seconds, and minutes where jars must be fetched first."""
+    require_shared_catalog(config, "Spark")
+    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415  # half a second, and only a pipeline needs it
+    from pyspark.sql import SparkSession  # noqa: PLC0415  # the same
+
+    cache = cache_directory()
+    ivy = cache / "ivy"
+    packages = spark_packages(config)
+    _prepare_environment(config, master, cache)
+    builder = SparkSession.builder
+    for name, value in (session_conf(master, cache) | jar_conf(packages, ivy)).items():
+        builder = builder.config(name, value)
+    try:
+        spark = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        missing = [name for name in map(jar_name, packages) if not (ivy / "jars" / name).is_file()]
+        if not missing:
+            raise
+        raise JarsMissingError(missing, str(ivy / "jars"), "its own message stands above") from None
+    # Not before the start: what is given then stands on Java's command line, where every user of the machine sees it.
+    for name, value in spark_catalog_conf(config).items():
+        spark.conf.set(name, value)
+    return spark
+
+
+@contextmanager
+def in_pool(spark: SparkSession, pool: str) -> Iterator[None]:
+    """Run the jobs of this thread in one of the scheduler's pools."""
+    context = spark.sparkContext
+    before = context.getLocalProperty("spark.scheduler.pool")
+    context.setLocalProperty("spark.scheduler.pool", pool)
+    try:
+        yield
+    finally:
+        context.setLocalProperty("spark.scheduler.pool", before)  # type: ignore[arg-type]  # None means the default one
+
+
+def _prepare_environment(config: Config, master: str, cache: Path) -> None:
+    """Set what Java and the Python workers inherit: the runtime, the interpreter, and the object store's credentials."""
+    os.environ["JAVA_HOME"] = str(find_java(cache))
+    if master.startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # a cluster's workers may have theirs elsewhere
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.update(lake_environment(config))

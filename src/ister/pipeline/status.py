@@ -1,0 +1,102 @@
+"""What a running pipeline tells of itself: a small file in the data directory, and metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ister.pipeline.writer import Tick, TopicWriter
+
+FILE_NAME = "pipeline.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """One topic, as the pipeline sees it."""
+
+    table: str
+    upto: int
+    next: int
+    lag_s: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A pipeline at one moment."""
+
+    pid: int
+    epoch: int
+    time_s: float
+    topics: dict[str, TopicStatus]
+
+    @classmethod
+    def of(cls, writer: TopicWriter) -> Status:
+        """Look at a pipeline."""
+        now = time.monotonic()
+        topics = {
+            one.name: TopicStatus(writer.table_name(one), one.upto, one.next, round(one.lag_s(now), 3), one.error)
+            for one in writer.topics.values()
+        }
+        return cls(os.getpid(), writer.epoch, time.time(), topics)
+
+    def write(self, path: Path) -> None:
+        """Replace the file; whoever reads it sees the old one or the new one."""
+        beside = path.with_suffix(f".{self.pid}.tmp")
+        beside.write_text(json.dumps(asdict(self), separators=(",", ":")))
+        beside.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Status | None:
+        """Return what a pipeline wrote last; None when there was none here."""
+        try:
+            content = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        topics = {name: TopicStatus(**topic) for name, topic in content.pop("topics").items()}
+        return cls(topics=topics, **content)
+
+
+class PipelineMetrics:
+    """The pipeline's metrics in Prometheus' form, on a port of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._ticks = Counter("ister_pipeline_ticks", "Ticks that ended.", registry=registry)
+        self._seconds = Histogram("ister_pipeline_tick_seconds", "How long ticks took.", registry=registry)
+        self._rows = Counter("ister_pipeline_rows", "Rows committed to tables.", registry=registry)
+        self._files = Counter("ister_pipeline_files", "Data files committed to tables.", registry=registry)
+        self._bytes = Counter("ister_pipeline_file_bytes", "Bytes of these files.", registry=registry)
+        self._commits = Counter("ister_pipeline_commits", "Commits, one a table and tick.", registry=registry)
+        self._failing = Gauge("ister_pipeline_topics_failing", "Topics that do not come along.", registry=registry)
+        self._lag = Gauge("ister_pipeline_lag_messages", "Messages not yet in the table.", ["topic"], registry=registry)
+        self._lag_s = Gauge(
+            "ister_pipeline_lag_seconds", "How long the oldest of them waits.", ["topic"], registry=registry
+        )
+
+    def listen(self, host: str, port: int) -> None:
+        """Answer whoever scrapes."""
+        start_http_server(port, host, self.registry)
+
+    def note(self, tick: Tick, status: Status) -> None:
+        """Count a tick, and show where topics are."""
+        self._ticks.inc()
+        self._seconds.observe(tick.seconds)
+        self._rows.inc(tick.rows)
+        self._files.inc(tick.files)
+        self._bytes.inc(tick.bytes)
+        self._commits.inc(tick.commits)
+        self._failing.set(len(tick.failed))
+        self._lag.clear()
+        self._lag_s.clear()
+        for name, topic in status.topics.items():
+            self._lag.labels(name).set(max(0, topic.next - topic.upto))
+            self._lag_s.labels(name).set(topic.lag_s)

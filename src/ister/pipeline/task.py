@@ -1,0 +1,170 @@
+"""What a Spark task does: read splits, decode them with every checksum, write Parquet; only descriptions go back.
+
+This module travels to executors. It knows no broker and no catalog. Whatever goes wrong with one topic is told as that
+topic's outcome, so that it holds up no other; what Spark itself must know of, like a lost machine, is Spark's to repeat.
+A task that is repeated writes files of other names, and those of the lost attempt are never committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import traceback
+import uuid
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from ister.core import kernels
+from ister.core.columns import batch_of, corrupt, scan_run
+from ister.core.errors import BusyError, CorruptError
+from ister.core.frame import HEADER, HEADER_BYTES
+from ister.lake.parquet import Written, write_files
+from ister.lake.schema import table_rows
+from ister.pipeline.typed import with_values
+from ister.ports.objects import StoreSettings, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ister.pipeline.typed import Typed
+
+READ_BYTES = 4 << 20
+"""How much is decoded at a time: about seven times as much memory."""
+SECRETS_VARIABLE = "ISTER_EXECUTOR_SECRETS"
+"""Passwords and keys reach executors by their environment alone: a JSON object of `Reach`'s fields `files` and `options`."""
+OUTCOMES = pa.schema([("work", pa.int32()), ("verdict", pa.string()), ("text", pa.string())])
+OUTCOMES_SQL = "work int, verdict string, text string"
+
+
+class Verdict(StrEnum):
+    """How a work ended."""
+
+    WRITTEN = "written"
+    GONE = "gone"
+    """What was planned is not there any more: plan again."""
+    WAITS = "waits"
+    """A store does not answer now."""
+    CORRUPT = "corrupt"
+    FAILED = "failed"
+    """A bug of ours, with its traceback."""
+
+
+class Source(NamedTuple):
+    """Whole frames: bytes [start_byte, stop_byte) of a file or an object."""
+
+    start: int
+    stop: int
+    start_byte: int
+    stop_byte: int
+    path: str = ""
+    key: str = ""
+    etag: str = ""
+
+
+class Reach(NamedTuple):
+    """How to reach the warehouse and the objects, without secrets: these are added where the task runs."""
+
+    files: dict[str, str]
+    """Properties of PyIceberg's FileIO."""
+    backend: str
+    root: str
+    options: dict[str, str]
+    """Of the object store."""
+
+    def whole(self) -> Reach:
+        """Return it with the secrets of this machine's environment."""
+        secrets = json.loads(os.environ.get(SECRETS_VARIABLE, "{}"))
+        files, options = secrets.get("files", {}), secrets.get("options", {})
+        return self._replace(files=self.files | files, options=self.options | options)
+
+
+class Work(NamedTuple):
+    """Consecutive messages of one topic, for one file or a file a day."""
+
+    topic: str
+    partition: int
+    location: str
+    sources: tuple[Source, ...]
+    target_bytes: int
+    typed: Typed | None = None
+
+
+def run_tasks(
+    tasks: Sequence[Sequence[tuple[int, Work]]], reach: Reach, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Do the works of the tasks whose numbers come; give one outcome for each work."""
+    reach = reach.whole()
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            for index, work in tasks[number]:
+                verdict, text = outcome_of(work, reach)
+                yield pa.RecordBatch.from_arrays([[index], [verdict.value], [text]], schema=OUTCOMES)
+
+
+def outcome_of(work: Work, reach: Reach) -> tuple[Verdict, str]:
+    """Do one work, and say how it ended."""
+    try:
+        written = do(work, reach)
+    except FileNotFoundError as error:
+        return Verdict.GONE, str(error)
+    except CorruptError as error:
+        return Verdict.CORRUPT, str(error)
+    except (BusyError, OSError) as error:
+        return Verdict.WAITS, str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001  # the root of a work: another topic must not wait for this one
+        return Verdict.FAILED, traceback.format_exc()
+    return Verdict.WRITTEN, json.dumps([one.to_json() for one in written])
+
+
+def do(work: Work, reach: Reach) -> list[Written]:
+    """Write a work's rows; returns what was written, which holds exactly its offsets."""
+    batches = (batch for source in work.sources for batch in decoded(source, reach))
+    rows = (table_rows(batch, work.partition) for batch in batches)
+    if work.typed is not None:
+        rows = (with_values(batch, work.typed) for batch in rows)
+    return write_files(
+        reach.files,
+        work.location,
+        rows,
+        partition=work.partition,
+        name=uuid.uuid4().hex,
+        target_bytes=work.target_bytes,
+    )
+
+
+def decoded(source: Source, reach: Reach) -> Iterator[pa.RecordBatch]:
+    """Decode a source piece by piece; every offset of it comes, or CorruptLogError."""
+    if source.path:
+        with open(source.path, "rb", buffering=0) as file:  # noqa: PTH123  # pread needs no Path
+            yield from frames(source, lambda at, count: os.pread(file.fileno(), count, at))
+    else:
+        data = asyncio.run(_fetch(source, reach))
+        view = memoryview(data)
+        yield from frames(source, lambda at, count: view[at - source.start_byte : at - source.start_byte + count])
+
+
+def frames(source: Source, read: Callable[[int, int], bytes | memoryview]) -> Iterator[pa.RecordBatch]:
+    """Decode what `read` gives, from the source's first byte to its last."""
+    at, expected, count = source.start_byte, source.start, READ_BYTES
+    while expected < source.stop:
+        data = read(at, min(count, source.stop_byte - at))
+        scan = scan_run(data, first_offset=expected, limit=source.stop)
+        if scan.rows:
+            yield batch_of(data, scan)
+        if scan.end:
+            at, expected, count = at + scan.end, scan.next_offset, READ_BYTES
+        elif scan.code == kernels.NEED_MORE and len(data) == count:
+            count = HEADER_BYTES + HEADER.unpack_from(data)[1]
+        else:
+            raise corrupt(source.path or source.key, at, expected, scan.code or kernels.NEED_MORE)
+
+
+async def _fetch(source: Source, reach: Reach) -> bytes:
+    store = open_store(StoreSettings(reach.backend, reach.root, reach.options))
+    try:
+        return await store.read(source.key, source.start_byte, source.stop_byte, etag=source.etag)
+    finally:
+        await store.close()

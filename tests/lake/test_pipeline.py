@@ -1,0 +1,153 @@
+"""From a running broker to a table, on real Spark: what was sent is there once, and nothing else."""
+
+import asyncio
+import json
+
+import pytest
+from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, produce, rows_of, table_of
+
+from ister.core.errors import FencedError
+from ister.pipeline.loop import drain
+from ister.rpc import ister_v1_pb2 as pb
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as found:
+        yield found
+
+
+def test_what_was_sent_is_in_the_table_once_and_equal(spark, catalog, broker):
+    topic = new_topic()
+    produce(broker, topic, [b"payload %d" % n for n in range(500)], attributes={"color": "blue"})
+    with Pipeline(spark, broker, catalog, [topic]) as writer:
+        tick = writer.tick()
+        assert (tick.rows, tick.files, tick.commits, tick.failed) == (500, 1, 1, {})
+        assert_exact(catalog, topic, 500)
+        rows = rows_of(catalog, topic)
+        assert sorted(rows["payload"].to_pylist()) == sorted(b"payload %d" % n for n in range(500))
+        assert rows["attributes"][0].as_py() == [("color", "blue")]
+        assert writer.tick().rows == 0
+        produce(broker, topic, [b"more"] * 7)
+        assert writer.tick().rows == 7
+    assert_exact(catalog, topic, 507)
+
+
+def test_a_new_writer_goes_on_from_nothing_but_the_table_and_the_old_one_is_refused(spark, catalog, broker):
+    topic = new_topic()
+    produce(broker, topic, [b"x"] * 10)
+    with Pipeline(spark, broker, catalog, [topic]) as old:
+        old.tick()
+        produce(broker, topic, [b"y"] * 10)
+        with Pipeline(spark, broker, catalog, [topic]) as new:
+            assert new.tick().rows == 10
+            produce(broker, topic, [b"z"] * 10)
+            with pytest.raises(FencedError):
+                old.tick()
+            assert new.tick().rows == 10
+    assert_exact(catalog, topic, 30)
+
+
+def test_topics_that_appear_are_taken_those_that_are_opted_out_are_not(spark, catalog, broker):
+    word = new_topic("opted")
+    with Pipeline(spark, broker, catalog, [f"{word}*"]) as writer:
+        assert writer.tick().rows == 0
+        produce(broker, f"{word}-in", [b"x"] * 3)
+        produce(broker, f"{word}-out", [b"x"] * 3)
+        asyncio.run(set_policy(broker, f"{word}-out", lake=False))
+        assert writer.tick().rows == 3
+        assert sorted(writer.topics) == [f"{word}-in"]
+        asyncio.run(set_policy(broker, f"{word}-out", lake=True))
+        assert writer.tick().rows == 3
+    assert_exact(catalog, f"{word}-out", 3)
+
+
+def test_partitions_share_the_table_of_their_base(spark, catalog, broker):
+    base = new_topic("parts")
+    for number in range(3):
+        produce(broker, f"{base}-part-{number}", [b"%d" % n for n in range(10 * (number + 1))])
+    with Pipeline(spark, broker, catalog, [f"{base}*"]) as writer:
+        tick = writer.tick()
+        assert (tick.rows, tick.commits) == (60, 1)
+    table = table_of(catalog, base)
+    assert [table.upto(number) for number in range(3)] == [10, 20, 30]
+    rows = rows_of(catalog, base)
+    assert rows["topic_offset"].to_pylist() == [*range(10), *range(20), *range(30)]
+    assert rows["partition"].to_pylist() == [0] * 10 + [1] * 20 + [2] * 30
+
+
+def test_a_backlog_larger_than_a_file_goes_out_in_several_and_all_of_it(spark, catalog, broker):
+    topic = new_topic("backlog")
+    produce(broker, topic, [bytes(100_000)] * 400)
+    with Pipeline(spark, broker, catalog, [topic], target_file_bytes=16 << 20) as writer:
+        tick = writer.tick()
+        assert (tick.rows, tick.commits) == (400, 1)
+        assert tick.files >= 3
+    assert_exact(catalog, topic, 400)
+
+
+def test_a_topic_that_is_made_again_gets_a_table_of_its_own(spark, catalog, broker):
+    topic = new_topic("again")
+    produce(broker, topic, [b"old"] * 5)
+    with Pipeline(spark, broker, catalog, [topic]) as writer:
+        writer.tick()
+        asyncio.run(delete_topic(broker, topic))
+        produce(broker, topic, [b"new"] * 3)
+        assert writer.tick().rows == 3
+    assert_exact(catalog, topic, 5, generation=1)
+    assert_exact(catalog, topic, 3, generation=2)
+    assert rows_of(catalog, topic, 2)["payload"].to_pylist() == [b"new"] * 3
+
+
+def test_level_lake_answers_once_the_message_is_in_the_table(spark, catalog, broker):
+    topic = new_topic("level")
+    produce(broker, topic, [b"first"])
+    asyncio.run(set_policy(broker, topic, ack_level="lake"))
+    with Pipeline(spark, broker, catalog, [topic]) as writer:
+
+        async def send_and_tick():
+            async with broker.raw() as raw:
+                producer = await raw.create_producer(topic)
+                sending = asyncio.ensure_future(raw.send(topic, producer, b"waits"))
+                while not writer.topics or writer.topics[topic].next < 2:
+                    await asyncio.sleep(0.05)  # until the broker has it
+                    await asyncio.to_thread(writer.look)
+                assert not sending.done()
+                await asyncio.to_thread(writer.tick)
+                await asyncio.wait_for(sending, 30)
+
+        asyncio.run(send_and_tick())
+    assert_exact(catalog, topic, 2)
+
+
+def test_without_the_token_the_pipeline_reads_objects(spark, catalog, broker):
+    topic = new_topic("objects")
+    produce(broker, topic, [b"payload %d" % n for n in range(300)])
+    with Pipeline(spark, broker, catalog, [topic], token=None) as writer:
+        spans = writer._broker.spans(topic, 1, 0, split_bytes=1 << 20, splits_max=10)
+        assert not spans.splits, "nothing is uploaded yet, and files are not for us"
+        drain(writer, lambda _: None)
+        spans = writer._broker.spans(topic, 1, 0, split_bytes=1 << 20, splits_max=10)
+        assert {split.WhichOneof("place") for split in spans.splits} == {"object"}
+    assert_exact(catalog, topic, 300)
+
+
+async def set_policy(broker, topic, **policies):
+    async with broker.raw() as raw:
+        await raw.set_topic(topic, **policies)
+
+
+async def delete_topic(broker, topic):
+    async with broker.raw() as raw:
+        assert (await raw.ask("DeleteTopic", name=topic)).success
+
+
+def test_the_broker_is_told_how_far_tables_are(spark, catalog, broker):
+    topic = new_topic("told")
+    produce(broker, topic, [b"x"] * 4)
+    with Pipeline(spark, broker, catalog, [topic]) as writer:
+        writer.tick()
+        (found,) = [one for one in writer._broker.topics() if one.name == topic]
+    assert isinstance(found, pb.Topic)
+    assert found.offsets.lake_upto == 4
+    assert json.loads(found.policies)["lake"] is True

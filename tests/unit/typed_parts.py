@@ -1,0 +1,66 @@
+"""What the tests of typed columns share: schemas by their definitions, payloads by other people's libraries."""
+
+import json
+
+import pyarrow as pa
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+
+from ister.core.schemas.kinds import SchemaType
+from ister.core.schemas.protobuf import _KNOWN
+from ister.core.schemas.protobuf_text import parse_text
+from ister.core.schemas.schema import parse
+from ister.core.typed.decode import Decoders, shape_of
+from ister.core.typed.evolve import merge
+from ister.core.typed.shape import Struct
+
+
+def json_schema(document):
+    return parse(SchemaType.JSON_SCHEMA, json.dumps(document).encode())
+
+
+def avro(document):
+    return parse(SchemaType.AVRO, json.dumps(document).encode())
+
+
+def record(**fields):
+    return {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in fields.items()]}
+
+
+def protobuf(text):
+    return parse(SchemaType.PROTOBUF, text.encode())
+
+
+def message_class(text, name):
+    """Return the class that protobuf's own library makes of a .proto file."""
+    pool = DescriptorPool()
+    file = parse_text(text, "made.proto")
+    for known in _KNOWN.values():
+        if known.name in file.dependency:
+            pool.Add(known)
+    pool.Add(descriptor_pb2.FileDescriptorProto.FromString(file.SerializeToString()))
+    return GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+def table_of(*schemas):
+    """Return a table's shape after these schemas, one after the other."""
+    table = Struct()
+    for schema in schemas:
+        table, _ = merge(table, shape_of(schema))
+    return table
+
+
+def decoded(schema, *payloads, table=None):
+    """Return each payload's value, or the error as a text that says so."""
+    decoders = Decoders({(1, 1): schema}, table or table_of(schema), (1, 1))
+    rows = len(payloads)
+    found = decoders.decode_column(
+        pa.array(payloads, pa.binary()), pa.nulls(rows, pa.uint64()), pa.nulls(rows, pa.uint32())
+    )
+    found.values.validate(full=True)
+    assert len(found.values) == len(found.errors) == rows
+    return [
+        value if error is None else f"error: {error}"
+        for value, error in zip(found.values.to_pylist(maps_as_pydicts="strict"), found.errors.to_pylist(), strict=True)
+    ]
