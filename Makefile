@@ -76,6 +76,17 @@ bench-cloud: $(READY) ## Measure the object tier against its floors; the last li
 bench-broker: $(READY) ## Measure the broker against its floors (about a quarter of an hour); the last line is JSON
 	@$(BIN)/python bench/broker.py
 
+.PHONY: bench-peers
+bench-peers: ## Fetch what the pipeline is measured against: Kafka, and Spark's source for it (needs Java and Maven)
+	@mvn -q -B -f bench/peers/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.peers/lib
+	@for jar in org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3 org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.1.0-preview1 \
+	  org.apache.kafka:kafka-clients:3.9.1 org.apache.commons:commons-pool2:2.12.1; do \
+	  mvn -q -B dependency:copy -Dartifact=$$jar -DoutputDirectory=$(CURDIR)/.peers/spark || exit 1; done
+
+.PHONY: bench-pipeline
+bench-pipeline: $(READY) ## Measure the pipeline against Kafka and Spark (about twenty minutes; first make bench-peers)
+	@$(BIN)/python bench/pipeline.py
+
 .PHONY: protos
 protos: $(READY) ## Compile protos/ to src/ister/rpc and stubs/, which are committed
 	@$(BIN)/python protos/generate.py

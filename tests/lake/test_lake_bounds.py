@@ -119,14 +119,14 @@ def test_an_expiry_by_someone_else_in_between_is_no_obstacle(lake, table):
     for _ in range(9):
         append(table, 2)
     oldest = min(table._table.snapshots(), key=lambda snapshot: snapshot.sequence_number)
-    commit_table = lake._catalog.commit_table
+    commit_table = lake.catalog.commit_table
 
     def meanwhile(*args):
-        lake._catalog.commit_table = commit_table
-        lake._catalog.load_table(table.identifier).maintenance.expire_snapshots().by_id(oldest.snapshot_id).commit()
+        lake.catalog.commit_table = commit_table
+        lake.catalog.load_table(table.identifier).maintenance.expire_snapshots().by_id(oldest.snapshot_id).commit()
         return commit_table(*args)
 
-    lake._catalog.commit_table = meanwhile
+    lake.catalog.commit_table = meanwhile
     append(table, 2)
     assert_exact(table)
 
@@ -141,7 +141,7 @@ def test_every_file_and_directory_is_synced_before_the_catalog_points_at_it(lake
 
     monkeypatch.setattr(os, "fsync", recorded)
 
-    @event.listens_for(lake._catalog.engine, "before_cursor_execute")
+    @event.listens_for(lake.catalog.engine, "before_cursor_execute")
     def pointed(_connection, _cursor, statement, *_):
         if statement.startswith(("UPDATE iceberg_tables", "INSERT INTO iceberg_tables")):
             happened.append("pointer")

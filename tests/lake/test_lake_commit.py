@@ -97,13 +97,13 @@ def test_a_second_owner_who_acts_in_the_moment_before_a_commit(tmp_path, window,
     first, second = Owner(tmp_path, epochs[0]), Owner(tmp_path, epochs[1])
 
     def meanwhile():
-        first.lake._catalog.before = lambda: None
+        first.lake.catalog.before = lambda: None
         for act in acts:
             second.step(act)
 
     for step in STEPS:
         if step == window:
-            first.lake._catalog.before = meanwhile
+            first.lake.catalog.before = meanwhile
         first.step(step)
     if "claim" in acts and epochs[1] > epochs[0]:
         assert first.stopped, "the new owner has fenced what was under way"
@@ -147,13 +147,13 @@ def test_f29_a_compaction_in_between_is_seen_and_the_commit_goes_on(owner, tmp_p
     catalog = sql_catalog(tmp_path)
 
     def compact():
-        owner.lake._catalog.before = lambda: None
+        owner.lake.catalog.before = lambda: None
         other = catalog.load_table(owner.table.identifier)
         other.overwrite(other.scan().to_arrow())
 
     append(owner.table, 5)
     for _ in range(compactions):
-        owner.lake._catalog.before = compact
+        owner.lake.catalog.before = compact
         assert isinstance(append(owner.table, 2), int)
     assert owner.table.upto(0) == 5 + 2 * compactions
     assert_exact(owner.table)
@@ -165,11 +165,11 @@ def test_f29_a_refused_commit_leaves_no_manifest_behind(owner, tmp_path):
     append(owner.table, 5)
 
     def fence():
-        owner.lake._catalog.before = lambda: None
+        owner.lake.catalog.before = lambda: None
         second.load()
         second.claim()
 
-    owner.lake._catalog.before = fence
+    owner.lake.catalog.before = fence
     with pytest.raises(CommitRefusedError):
         append(owner.table, 5)
     there, used = metadata_files(second.table)
@@ -187,11 +187,11 @@ def test_f29_who_never_comes_first_gives_up_without_a_commit(owner, tmp_path):
         other = catalog.load_table(owner.table.identifier)
         other.overwrite(other.scan().to_arrow())
 
-    owner.lake._catalog.before = compact
+    owner.lake.catalog.before = compact
     with pytest.raises(CommitConflictError, match="nothing was committed"):
         append(owner.table, 5)
     assert len(tries) == TRIES
-    owner.lake._catalog.before = lambda: None
+    owner.lake.catalog.before = lambda: None
     owner.table.refresh()
     append(owner.table, 5)
     assert_exact(owner.table)
@@ -204,7 +204,7 @@ def lose():
 
 def test_f30_a_lost_answer_makes_no_second_commit_and_deletes_nothing(owner, count):
     rng = random.Random(30)
-    catalog = owner.lake._catalog
+    catalog = owner.lake.catalog
     landed = 0
     for _ in range(count(50, 300)):
         where = rng.choice(["before", "after"])
@@ -228,7 +228,7 @@ def test_f30_a_lost_answer_makes_no_second_commit_and_deletes_nothing(owner, cou
 
 
 def test_f30_when_the_table_cannot_be_read_the_outcome_is_unknown_and_the_same_offer_settles_it(owner, monkeypatch):
-    catalog = owner.lake._catalog
+    catalog = owner.lake.catalog
     files = write(owner.table, 0, 10)
     load = catalog.load_table
     away = []
@@ -253,9 +253,9 @@ def test_f30_when_the_table_cannot_be_read_the_outcome_is_unknown_and_the_same_o
 def test_f30_a_claim_whose_answer_is_lost_is_made_once(tmp_path):
     owner = Owner(tmp_path, 1)
     owner.load()
-    owner.lake._catalog.after = lose
+    owner.lake.catalog.after = lose
     owner.claim()
-    owner.lake._catalog.after = lambda: None
+    owner.lake.catalog.after = lambda: None
     assert len(owner.table._table.snapshots()) == 1
     append(owner.table)
     assert_exact(owner.table)

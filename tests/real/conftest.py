@@ -8,6 +8,7 @@ import pytest
 from services.azurite import Azurite
 from services.etcd36 import Etcd36
 from services.fake_gcs import FakeGcs
+from services.iceberg_rest import IcebergRest
 from services.install import RECIPES
 from services.minio import Minio
 
@@ -26,6 +27,12 @@ def need(name):
 @pytest.fixture(scope="module")
 def minio():
     with Minio(need("minio")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def iceberg_rest(minio):
+    with IcebergRest(need("iceberg-rest"), minio) as server:
         yield server
 
 

@@ -37,6 +37,27 @@ func main() { etcdmain.Main(os.Args) }
 """
 
 
+ICEBERG_REST = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>ister</groupId><artifactId>iceberg-rest</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>
+    <dependency><groupId>org.apache.iceberg</groupId><artifactId>iceberg-open-api</artifactId><version>1.10.1</version>
+      <classifier>test-fixtures</classifier></dependency>
+    <dependency><groupId>org.apache.iceberg</groupId><artifactId>iceberg-core</artifactId><version>1.10.1</version></dependency>
+    <dependency><groupId>org.apache.iceberg</groupId><artifactId>iceberg-core</artifactId><version>1.10.1</version>
+      <classifier>tests</classifier></dependency>
+    <dependency><groupId>org.apache.iceberg</groupId><artifactId>iceberg-aws</artifactId><version>1.10.1</version></dependency>
+    <dependency><groupId>org.apache.iceberg</groupId><artifactId>iceberg-aws-bundle</artifactId><version>1.10.1</version></dependency>
+    <dependency><groupId>org.eclipse.jetty</groupId><artifactId>jetty-servlet</artifactId><version>11.0.26</version></dependency>
+    <dependency><groupId>org.apache.hadoop</groupId><artifactId>hadoop-client-api</artifactId><version>3.4.1</version></dependency>
+    <dependency><groupId>org.apache.hadoop</groupId><artifactId>hadoop-client-runtime</artifactId><version>3.4.1</version></dependency>
+    <dependency><groupId>org.xerial</groupId><artifactId>sqlite-jdbc</artifactId><version>3.50.3.0</version></dependency>
+    <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>2.0.17</version></dependency>
+  </dependencies>
+</project>
+"""
+
+
 class NotInstalledError(Exception):
     """A service cannot be had here, for a reason that is not ours: its tests are skipped, and the reason is said."""
 
@@ -66,7 +87,7 @@ class Recipe:
     @property
     def binary(self) -> Path:
         """What to run."""
-        return self.home / self.program
+        return self.home / self.program.format(version=self.version)
 
 
 GO = ("go", "install", "-trimpath", "-ldflags=-s -w")
@@ -100,6 +121,12 @@ RECIPES = {
             "azurite", "3.35.0", ("npm", "node"),
             (("npm", "install", "--no-audit", "--no-fund", "--loglevel=error", "--prefix", ".", "azurite@{version}"),),
             "node_modules/azurite/dist/src/blob/main.js", "1 to 3 minutes, 190 MB",
+        ),
+        # The runtime of Iceberg's reference catalog is not published; its tests' fixtures are.
+        Recipe(
+            "iceberg-rest", "1.10.1", ("mvn", "java"),
+            (("mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib"),),
+            "lib/iceberg-open-api-{version}-test-fixtures.jar", "1 to 3 minutes, 700 MB", (), (("pom.xml", ICEBERG_REST),),
         ),
     )
 }  # fmt: skip
@@ -148,8 +175,9 @@ def _build(recipe: Recipe) -> None:
             (here / name).write_text(text)
         for step in recipe.steps:
             _run(recipe, here, [word.format(version=recipe.version) for word in step], began)
-        if not (here / recipe.program).exists():
-            raise BuildError(f"{recipe.name}: the build ended well, but there is no {recipe.program}")
+        program = recipe.binary.relative_to(recipe.home)
+        if not (here / program).exists():
+            raise BuildError(f"{recipe.name}: the build ended well, but there is no {program}")
         shutil.rmtree(recipe.home, ignore_errors=True)
         here.rename(recipe.home)
     finally:

@@ -140,7 +140,7 @@ def test_messages_enums_maps_oneofs_and_known_types_come_back():
         "wrapped": 0,
         "word": "w",
         "free": row["free"],
-        "thing": {"type_url": None, "value": b"\1"},
+        "thing": {"type_url": "", "value": b"\1"},
         "trees": {"t": {"a": 9, "b": [], "in": None}},
     }
     assert json.loads(row["free"]) == {"a": [1, None, {"b": True}], "c": "x"}
@@ -239,7 +239,7 @@ def test_random_messages_are_read_as_the_library_reads_them(count, tell):
         wanted = json_format.MessageToDict(made, preserving_proto_field_name=True)
         for name in ("plain", "plains", "other", "text"):
             assert strip(row[name]) == strip(wanted.get(name)), (seed, name)
-        assert row["kind"] == wanted.get("kind"), seed
+        assert row["kind"] == wanted.get("kind", "NONE"), "a field without presence that is not there is 0"
         assert {key: strip(one) for key, one in row["by_number"].items()} == {
             key: strip(one) for key, one in wanted.get("by_number", {}).items()
         }, seed

@@ -68,7 +68,9 @@ def test_the_oldest_appends_go_whatever_their_age():
 
 def test_the_snapshot_before_a_rewrite_stays_until_the_rewrite_is_older_than_the_grace():
     young = chain((90 * HOUR, "append"), (HOUR - 1, "replace"), (2, "append"), (1, "append"))
-    assert let_go(young) == [1, 2], "its files left the table a moment ago, however old it is"
+    assert let_go(young) == [2], (
+        "its files left the table a moment ago, however old it is; and what replaced it tells so"
+    )
     old = chain((90 * HOUR, "append"), (HOUR, "replace"), (2, "append"), (1, "append"))
     assert let_go(old) == [0, 1, 2]
 

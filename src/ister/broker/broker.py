@@ -433,6 +433,8 @@ class Broker:
         """Refuse what this broker could not keep."""
         if policies.ack_level == "cloud" and not self.factory.config.upload.enabled:
             raise PreconditionError("ack_level cloud needs the uploader; enable wal_cloud.uploader")
+        if policies.ack_level == "lake" and policies.lake is False:
+            raise PreconditionError("ack_level lake needs a table; lake=false says that there is none")
 
     async def _ensure_namespace(self, namespace: str) -> None:
         check_namespace(namespace)

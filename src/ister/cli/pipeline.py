@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -14,19 +15,24 @@ import structlog
 
 from ister.cli.display import many, say
 from ister.cli.exits import InputError
+from ister.cli.lake import open_catalog
 from ister.cli.supervise import TOKEN_VARIABLE
 from ister.config.lake import catalog_properties, file_properties, require_shared_catalog
 from ister.core.ticks import Pace
 from ister.lake.table import Lake
 from ister.pipeline.client import BrokerClient
 from ister.pipeline.loop import Loop, drain
+from ister.pipeline.maintenance import Upkeep
 from ister.pipeline.plan import Choice
+from ister.pipeline.schedule import Schedule
 from ister.pipeline.session import open_session
 from ister.pipeline.status import FILE_NAME, PipelineMetrics, Status
 from ister.pipeline.task import SECRETS_VARIABLE, Reach
 from ister.pipeline.writer import TopicWriter, WriterSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
     from ister.config import Config, Loaded
@@ -65,7 +71,8 @@ def run(loaded: Loaded, options: RunOptions) -> None:
         if options.once:
             drain(writer, told)
         else:
-            keep_going(writer, broker, pace(config), told)
+            with maintaining(config, spark):
+                keep_going(writer, broker, pace(config), told)
     finally:
         broker.close()
         writer.close()
@@ -81,6 +88,24 @@ def keep_going(writer: TopicWriter, broker: BrokerClient, at: Pace, told: Teller
         signal.signal(number, lambda *_: loop.stop())
     loop.run()
     log.info("pipeline_stopped")
+
+
+@contextmanager
+def maintaining(config: Config, spark: SparkSession) -> Iterator[None]:
+    """Maintain tables on a schedule meanwhile, unless the configuration says not to."""
+    rules = config.storage.iceberg_config.maintenance
+    if not rules.enabled:
+        yield
+        return
+    catalog = open_catalog(config)
+    upkeep = Upkeep(spark, catalog, rules, lambda: time.time_ns() // 1_000_000)
+    schedule = Schedule(spark, catalog, upkeep, rules.interval_minutes * 60.0)
+    schedule.start()
+    try:
+        yield
+    finally:
+        schedule.stop()
+        catalog.close()
 
 
 def settings(config: Config, options: RunOptions, spark: SparkSession, token: str | None) -> WriterSettings:

@@ -165,7 +165,7 @@ class Writer(Section):
     )
     flush_interval_ms: Milliseconds = setting("Milliseconds between two ticks.", default=5000)
     max_memory_bytes: int = setting(
-        "Bytes that may wait in all topics together before a tick begins early; also the most that one task holds.",
+        "Bytes that may wait in all topics together before a tick begins early.",
         default=134_217_728,
         ge=1 << 20,
         le=1 << 40,

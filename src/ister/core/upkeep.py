@@ -92,18 +92,17 @@ def expirable(
 ) -> list[int]:
     """Return the snapshots to let go, oldest first: all but the newest `keep`, and but those that someone needs.
 
-    Needed are: what a branch or a tag names; the newest append, which tells how far the table goes; and a snapshot
-    that was replaced by anything but an append less than the grace ago, since only it still holds the files that left.
+    Needed are: what a branch or a tag names; the newest append, which tells how far the table goes; a snapshot that was
+    replaced by anything but an append less than the grace ago, since only it still holds the files that left; and what
+    replaced it, without which nobody would know.
     """
     assert keep >= 1, "the current snapshot stays"
     newest_first = sorted(lineage, key=lambda one: (one.timestamp_ms, one.snapshot_id), reverse=True)
     kept = {one.snapshot_id for one in newest_first[:keep]} | set(named)
     kept |= {next((one.snapshot_id for one in newest_first if one.operation == APPEND), -1)}
-    kept |= {
-        child.parent_id
-        for child in lineage
-        if child.operation != APPEND and child.parent_id is not None and child.timestamp_ms > now_ms - grace_ms
-    }
+    for child in lineage:
+        if child.operation != APPEND and child.parent_id is not None and child.timestamp_ms > now_ms - grace_ms:
+            kept |= {child.parent_id, child.snapshot_id}
     return [one.snapshot_id for one in reversed(newest_first) if one.snapshot_id not in kept]
 
 

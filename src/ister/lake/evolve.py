@@ -30,7 +30,7 @@ from pyiceberg.types import (
 
 from ister.core.typed.evolve import AddField, merge
 from ister.core.typed.shape import Decimal, Field, List, Map, Primitive, Struct
-from ister.lake.errors import CommitConflictError
+from ister.lake.errors import CommitConflictError, LakeUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,6 +81,9 @@ def evolve(table: LakeTable, wanted: Sequence[Struct]) -> Struct:
         except CommitFailedException:
             table.refresh()
             continue
+        except Exception as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise LakeUnavailableError(".".join(table.identifier), "change the columns of", cause) from error
         log.info("table_columns_changed", table=".".join(table.identifier), columns=len(changes))
     raise CommitConflictError(".".join(table.identifier), TRIES, "others change its columns each time")
 
@@ -100,10 +103,31 @@ def changes_of(before: Struct | None, shape: Struct, changes: Sequence[Change]) 
             ColumnChange((VALUE,), _field(VALUE, shape), is_new=True),
             ColumnChange((DECODE_ERROR,), _field(DECODE_ERROR, Primitive.STRING), is_new=True),
         ]
-    return [
-        ColumnChange((VALUE, *change.path), _field(change.path[-1], change.shape), isinstance(change, AddField))
-        for change in changes
-    ]
+    found: dict[tuple[str, ...], ColumnChange] = {}
+    added: set[tuple[str, ...]] = set()
+    for change in changes:
+        # Several versions at once may go on changing a column that is only now added: it is added as it is in the end.
+        if not any(change.path[:length] in added for length in range(1, len(change.path) + 1)):
+            if is_new := isinstance(change, AddField):
+                added.add(change.path)
+            field = _field(change.path[-1], _at(shape, change.path))
+            found[change.path] = ColumnChange((VALUE, *change.path), field, is_new)
+    return list(found.values())
+
+
+def _at(shape: Shape, path: Sequence[str]) -> Shape:
+    """Return the shape of a column within another."""
+    for name in path:
+        match shape:
+            case Struct():
+                shape = next(one.shape for one in shape.fields if one.name == name)
+            case List():
+                shape = shape.element
+            case Map():
+                shape = shape.value
+            case _:
+                raise AssertionError(f"{path} leads into a single value")
+    return shape
 
 
 def value_shape(schema: Schema) -> Struct | None:

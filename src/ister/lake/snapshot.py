@@ -6,6 +6,7 @@ times, and merges all manifests of a table at once.
 
 from __future__ import annotations
 
+import time
 import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -35,6 +36,7 @@ from pyiceberg.table.update import (
 )
 
 from ister.core.publish import to_merge
+from ister.core.upkeep import Lineage, expirable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 SNAPSHOTS_MAX = 100
 SNAPSHOTS_KEPT = 90
 """When there would be more than the most, the oldest are let go until so many are left."""
+GRACE_MS = 3_600_000
+"""How long files that a rewrite took out of the table stay reachable, for queries that began before."""
 
 _CODEC: Final = "deflate"
 
@@ -181,14 +185,14 @@ class Stage:
         )
 
     def _expired(self) -> list[Snapshot]:
-        """Return the snapshots to let go, oldest first; never one that a branch or a tag names."""
-        snapshots = self._metadata.snapshots
+        """Return the snapshots to let go, oldest first; none that someone needs, so long as he does."""
+        snapshots = {snapshot.snapshot_id: snapshot for snapshot in self._metadata.snapshots}
         if len(snapshots) < SNAPSHOTS_MAX:
             return []
+        lineage, now_ms = lineage_of(self._metadata.snapshots), time.time_ns() // 1_000_000
         named = {ref.snapshot_id for ref in self._metadata.refs.values()}
-        old = sorted(snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
-        free = [snapshot for snapshot in old if snapshot.snapshot_id not in named]
-        return free[: len(snapshots) + 1 - SNAPSHOTS_KEPT]
+        free = expirable(lineage, named=named, keep=1, grace_ms=GRACE_MS, now_ms=now_ms)
+        return [snapshots[snapshot_id] for snapshot_id in free[: len(snapshots) + 1 - SNAPSHOTS_KEPT]]
 
     def _kept_of_ref(self) -> dict[str, int]:
         """Return what a user has set for the main branch, which a new snapshot would reset."""
@@ -201,6 +205,19 @@ class Stage:
             "min-snapshots-to-keep": ref.min_snapshots_to_keep,
         }
         return {name: value for name, value in settings.items() if value is not None}
+
+
+def lineage_of(snapshots: Iterable[Snapshot]) -> list[Lineage]:
+    """Return which snapshot replaced which, and how."""
+    return [
+        Lineage(
+            one.snapshot_id,
+            one.parent_snapshot_id,
+            one.timestamp_ms,
+            "" if one.summary is None else one.summary.operation.value,
+        )
+        for one in snapshots
+    ]
 
 
 def delete_all(table: Table, paths: Iterable[str]) -> None:

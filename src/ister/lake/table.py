@@ -52,7 +52,7 @@ class Lake:
     """The tables of one catalog."""
 
     def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+        self.catalog = catalog
         if is_local(catalog.properties.get(WAREHOUSE_LOCATION, "s3://")):
             catalog.properties.setdefault(PY_IO_IMPL, SYNCED)
 
@@ -87,7 +87,7 @@ class Lake:
 
     def close(self) -> None:
         """Let go of the catalog."""
-        self._catalog.close()
+        self.catalog.close()
 
     def _find(self, topic: TopicName, generation: int) -> Table | tuple[str, str]:
         """Return the topic's table, or the name under which to make it."""
@@ -96,7 +96,7 @@ class Lake:
         holders: dict[tuple[str, str], str] = {}
         for name in names:
             try:
-                table = self._catalog.load_table(name)
+                table = self.catalog.load_table(name)
             except NoSuchTableError:
                 continue
             holders[name] = table.properties.get(TOPIC, "")
@@ -109,7 +109,7 @@ class Lake:
 
     def _create(self, name: tuple[str, str], topic: TopicName, generation: int) -> Table:
         self._make_namespace(name[0])
-        return self._catalog.create_table(
+        return self.catalog.create_table(
             name,
             SCHEMA,
             location=self._location(name),
@@ -119,16 +119,16 @@ class Lake:
 
     def _make_namespace(self, namespace: str) -> None:
         try:
-            self._catalog.create_namespace_if_not_exists(namespace)
+            self.catalog.create_namespace_if_not_exists(namespace)
         except Exception:
             # Who comes second is told so in a different way by each catalog.
-            if not self._catalog.namespace_exists(namespace):
+            if not self.catalog.namespace_exists(namespace):
                 raise
 
     def _location(self, name: tuple[str, str]) -> str | None:
         """Lay a table out as `{warehouse}/{namespace}/{table}`; a REST catalog decides for itself."""
-        warehouse = self._catalog.properties.get(WAREHOUSE_LOCATION)
-        if warehouse is None or self._catalog.properties.get("type") == "rest":
+        warehouse = self.catalog.properties.get(WAREHOUSE_LOCATION)
+        if warehouse is None or self.catalog.properties.get("type") == "rest":
             return None
         return f"{warehouse.rstrip('/')}/{name[0]}/{name[1]}"
 
@@ -143,4 +143,4 @@ class Lake:
         with suppress(CommitFailedException), table.update_sort_order() as order:  # or someone else has set it
             for column in SORTED_BY:
                 order.asc(column, IdentityTransform())
-        return self._catalog.load_table(table.name())
+        return self.catalog.load_table(table.name())

@@ -11,6 +11,7 @@ import structlog
 from ister.core.errors import BusyError, FencedError
 from ister.core.ticks import seconds_left
 from ister.pipeline.client import BrokerRefusedError, BrokerUnavailableError
+from ister.pipeline.task import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 BACKOFF_S = (1.0, 30.0)
+GONE_MAX = 3
 
 
 class Wanted:
@@ -65,11 +67,15 @@ def drain(writer: TopicWriter, told: Callable[[Tick], None]) -> None:
     """Tick until the tables have everything that the logs had when we came."""
     writer.look()
     goals = {name: progress.next for name, progress in writer.topics.items()}
+    gone = 0
     while True:
-        tick = writer.tick()
-        told(tick)
-        behind = [one for one in writer.topics.values() if one.upto < goals.get(one.name, 0) and not one.error]
-        if not behind:
+        told(writer.tick())
+        behind = [one for one in writer.topics.values() if one.upto < goals.get(one.name, 0)]
+        if not all(one.error for one in behind):
+            gone = 0
+        elif any(one.error.startswith(Verdict.GONE) for one in behind) and gone < GONE_MAX:
+            gone += 1  # what was planned was pruned meanwhile: plan again
+        else:
             return
 
 

@@ -292,9 +292,15 @@ def tables_of(catalog: Catalog) -> Iterator[str]:
     """Return the names of the tables that are topics'; what else is in the catalog is its owners' to maintain."""
     for namespace in sorted(catalog.list_namespaces()):
         for name in sorted(catalog.list_tables(namespace)):
-            with suppress(NoSuchTableError):
-                if TOPIC in catalog.load_table(name).properties:
-                    yield ".".join(name)
+            try:
+                is_ours = TOPIC in catalog.load_table(name).properties
+            except NoSuchTableError:
+                continue
+            except Exception as error:  # noqa: BLE001  # one table that cannot be read keeps no other from its turn
+                log.warning("table_not_read", table=".".join(name), cause=f"{type(error).__name__}: {error}")
+                continue
+            if is_ours:
+                yield ".".join(name)
 
 
 def state_of(table: Table) -> TableState:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,8 +21,9 @@ from ister.core.errors import CorruptError, FencedError, IsterError
 from ister.core.splits import SPLIT_BYTES
 from ister.core.ticks import Waiting, splits_each
 from ister.lake.evolve import DECODE_ERROR
+from ister.lake.files import open_io
 from ister.lake.parquet import Written
-from ister.pipeline.client import BrokerUnavailableError
+from ister.pipeline.client import BrokerRefusedError, BrokerUnavailableError
 from ister.pipeline.plan import Choice, bytes_of, chosen, place_of, tasks_of, works_of
 from ister.pipeline.task import OUTCOMES_SQL, Reach, Verdict, Work, run_tasks
 from ister.pipeline.typed import Schemas
@@ -303,11 +305,12 @@ class TopicWriter:
     def _gather(self, share: _Share, outcomes: Sequence[tuple[Verdict, str]]) -> tuple[int, list[Written]]:
         """Take what was written, as far as it has no hole; what comes behind one is written again at the next tick."""
         stop, written = share.start, list[Written]()
-        for work, (verdict, text) in zip(share.works, outcomes, strict=True):
+        for number, (work, (verdict, text)) in enumerate(zip(share.works, outcomes, strict=True)):
             if verdict is not Verdict.WRITTEN:
                 share.progress.error = f"{verdict}: {text}"
                 level = log.info if verdict is Verdict.GONE else log.error
                 level("work_failed", topic=share.progress.name, verdict=verdict.value, cause=text)
+                self._discard(share, outcomes[number:])
                 break
             files = [Written.from_json(one) for one in json.loads(text)]
             rows = sum(one.rows for one in files)
@@ -318,6 +321,15 @@ class TopicWriter:
             stop = work.sources[-1].stop
             written += files
         return stop, written
+
+    def _discard(self, share: _Share, outcomes: Iterable[tuple[Verdict, str]]) -> None:
+        """Delete what was written behind a hole: it was never offered, and while the hole is there every tick writes it."""
+        location = self._tables[share.progress.place.table].location
+        files = open_io(self._settings.reach.whole().files, location)
+        for verdict, text in outcomes:
+            for one in json.loads(text) if verdict is Verdict.WRITTEN else ():
+                with suppress(Exception):  # what stays is in no snapshot
+                    files.delete(Written.from_json(one).path)
 
     def _undecoded(self, progress: TopicProgress, file: Written) -> int:
         """Return how many rows of a file have no value, because their payload did not decode."""
@@ -342,19 +354,32 @@ class TopicWriter:
             self._tell(part.progress)
 
     def _tell(self, progress: TopicProgress) -> None:
-        """Tell the broker how far a table is, once for each step; it keeps that for when the catalog is away."""
+        """Tell the broker how far a table is, once for each step; it keeps that for when the catalog is away.
+
+        One that does not want to hear it stops nobody: the table itself says at the next commit whose it is.
+        """
         told = (progress.place.generation, progress.upto)
         if self._told.get(progress.name) != told:
-            self._broker.report(progress.name, progress.place.generation, self.epoch, progress.upto)
+            try:
+                self._broker.report(progress.name, progress.place.generation, self.epoch, progress.upto)
+            except BrokerRefusedError as error:
+                log.warning("report_refused", topic=progress.name, upto=progress.upto, cause=str(error))
+                return
             self._told[progress.name] = told
 
-    def _each(self, pool: ThreadPoolExecutor, do: Callable, keys: Iterable) -> Iterable[tuple]:  # type: ignore[type-arg]  # of any key
-        """Do something for each, several at a time; gives those that failed with the reason. A fenced owner stops."""
+    def _each(self, pool: ThreadPoolExecutor, do: Callable, keys: Iterable) -> list[tuple]:  # type: ignore[type-arg]  # of any key
+        """Do something for each, several at a time; returns those that failed with the reason. A fenced owner stops.
+
+        Nobody is still at work when it ends: the next tick would meet him at the same table.
+        """
         futures = [(key, pool.submit(do, key)) for key in keys]
+        wait([future for _, future in futures])
+        failed = []
         for key, future in futures:
             try:
                 future.result()
             except (FencedError, BrokerUnavailableError):
                 raise
             except IsterError as error:
-                yield key, str(error)
+                failed.append((key, str(error)))
+        return failed

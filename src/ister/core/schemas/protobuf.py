@@ -180,6 +180,7 @@ class _Graph:
                 required=field.is_required,
                 target=None if target is None else target.full_name,
                 oneof=oneofs.get(field.number),
+                implicit=not field.has_presence and not field.is_repeated,
             )
             if reserved.holds(field.number, field.name) or field.number in _RESERVED_BY_PROTOBUF:
                 raise _wrong(f"{descriptor.full_name} has a field {field.name} = {field.number}, which is reserved")

@@ -18,6 +18,8 @@ class Field:
     target: str | None = None
     """The full name of its message or enum."""
     oneof: str | None = None
+    implicit: bool = False
+    """A field that is not there stands for 0, false or nothing (proto3, without `optional`)."""
 
 
 @dataclass(frozen=True, slots=True)

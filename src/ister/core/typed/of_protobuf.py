@@ -194,7 +194,7 @@ class _Reading:
             part = shape.element if isinstance(shape, List) else shape
             if one.repeated:
                 absent.append((name, list))
-            elif fill:
+            elif fill or one.implicit:
                 absent.append((name, self._nothing(one, part)))
             if one.kind not in {"message", "group"}:
                 scalar = self._scalar(one, part)

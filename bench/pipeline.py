@@ -1,0 +1,45 @@
+"""Measure the pipeline: its throughput against Kafka and Spark's own sink, its freshness, ticks, and what a long trickle costs.
+
+Each stage is a process with a Spark session of its own; sessions start outside of what is measured. The last line is one
+JSON object; docs/performance.md says what each figure means. `make bench-peers` first: without Kafka its stage is left out,
+and said so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+STAGES = ("throughput", "freshness", "ticks", "trickle")
+
+
+def show(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or STAGES
+    scratch = Path(tempfile.mkdtemp(prefix="ister-bench-", dir=os.environ.get("ISTER_BENCH_DIR", "/var/tmp")))
+    figures: dict[str, float] = {}
+    try:
+        for stage in wanted:
+            show(f"--- {stage}")
+            script = Path(__file__).with_name(f"pipeline_{stage}.py")
+            done = subprocess.run(
+                [sys.executable, str(script), str(scratch / stage)], stdout=subprocess.PIPE, check=True
+            )
+            figures |= json.loads(done.stdout.splitlines()[-1])
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    for name, value in figures.items():
+        print(f"{name:32}{value:>16,.2f}")
+    print(json.dumps({"bench": "pipeline", **figures}))
+
+
+if __name__ == "__main__":
+    main()

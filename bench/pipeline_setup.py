@@ -1,0 +1,121 @@
+"""What the stages of bench/pipeline.py share: a seeded broker, a session, a writer, processes to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.compute as pc
+
+from broker import create_topic
+from broker_process import BrokerProcess
+from ister.config import load
+from ister.config.lake import catalog_properties
+from ister.lake.table import Lake
+from ister.pipeline.client import BrokerClient
+from ister.pipeline.plan import Choice
+from ister.pipeline.task import Reach
+from ister.pipeline.writer import TopicWriter, WriterSettings
+from pipeline_seed import seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOKEN = "bench"
+CORES = 2
+
+
+@contextmanager
+def seeded_broker(directory: Path, topics: dict[str, int], size: int) -> Iterator[BrokerProcess]:
+    """Run a broker whose topics hold so many messages."""
+    os.environ["ISTER_PIPELINE_TOKEN"] = TOKEN
+
+    async def create(broker: BrokerProcess) -> None:
+        for topic in topics:
+            await create_topic(broker, topic)
+
+    with BrokerProcess(directory) as broker:
+        asyncio.run(create(broker))
+    if any(topics.values()):
+        asyncio.run(seed(directory / "data", topics, size))
+    with BrokerProcess(directory) as broker:
+        yield broker
+
+
+def lake_in(directory: Path) -> Lake:
+    """Open a lake of its own."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return Lake.open(*catalog_properties(load(None, directory).config))
+
+
+@contextmanager
+def writer_on(
+    spark, broker: BrokerProcess, lake: Lake, *, only: tuple[str, ...] = (), kind: type[TopicWriter] = TopicWriter
+) -> Iterator[tuple[TopicWriter, BrokerClient]]:
+    """Give a writer that has registered."""
+    client = BrokerClient(broker.target, TOKEN)
+    settings = WriterSettings(
+        Reach({}, "memory", "none", {}), choice=Choice(only), target_file_bytes=64 << 20, cores=CORES
+    )
+    writer = kind(spark, client, lake, settings)
+    writer.start()
+    try:
+        yield writer, client
+    finally:
+        client.close()
+        writer.close()
+
+
+def verify(directory: Path, table: str, rows: int) -> None:
+    """Insist on count = count distinct = rows, by a reader of its own."""
+    from pyiceberg.catalog import load_catalog  # noqa: PLC0415  # not measured
+
+    name, properties = catalog_properties(load(None, directory).config)
+    found = load_catalog(name, **properties).load_table(table).scan(selected_fields=("topic_offset",)).to_arrow()
+    counts = (found.num_rows, pc.count_distinct(found["topic_offset"]).as_py())
+    assert counts == (rows, rows), f"{table} has {counts} rows and distinct offsets instead of {rows}"
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def tree(pid: int) -> dict[int, str]:
+    """Return a process and all below it, with their command lines."""
+    parents: dict[int, list[int]] = {}
+    commands: dict[int, str] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            commands[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (OSError, ValueError):
+            continue
+        parents.setdefault(parent, []).append(int(path.name))
+    found, ahead = {}, [pid]
+    while ahead:
+        one = ahead.pop()
+        found[one] = commands.get(one, "")
+        ahead += parents.get(one, [])
+    return found
+
+
+def cpu_s(pids) -> float:
+    """Return the seconds of processor that processes have used, with children that have ended."""
+    total = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += sum(map(int, fields[11:15]))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mb(pid: int, field: str) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0) * 1024 / 1e6
+
+
+def worker_peak_mb() -> float:
+    """Return the most memory that a Python worker of ours had."""
+    workers = [pid for pid, command in tree(os.getpid()).items() if "pyspark.daemon" in command]
+    return max(memory_mb(pid, "VmHWM") for pid in workers)

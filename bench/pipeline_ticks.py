@@ -1,0 +1,73 @@
+"""What a tick costs with 20 and with 200 topics that all have something, and what a driver of 200 topics holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from broker_client import Client
+from ister.config import load
+from ister.pipeline import session
+from pipeline_setup import CORES, lake_in, memory_mb, seeded_broker, tree, verify, writer_on
+
+TICKS = 5
+EACH = 5
+SIZE = 200
+
+
+def show(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+async def produce(target: str, topics: list[str]) -> None:
+    client = Client(target)
+    gate = asyncio.Semaphore(32)
+
+    async def send(topic: str) -> None:
+        async with gate:
+            producer = await client.producer(topic)
+            for number in range(EACH):
+                await producer.send(number, bytes(SIZE))
+
+    await asyncio.gather(*(send(topic) for topic in topics))
+    await client.close()
+
+
+def ticks_ms(spark, broker, home: Path, topics: list[str]) -> float:
+    """Return the median of some ticks, each of which finds a few messages in every topic."""
+    with writer_on(spark, broker, lake_in(home), only=tuple(topics)) as (writer, _):
+        times = []
+        for number in range(TICKS + 1):
+            asyncio.run(produce(broker.target, topics))
+            began = time.perf_counter()
+            tick = writer.tick()
+            times.append((time.perf_counter() - began) * 1000)
+            assert (tick.rows, tick.commits, tick.failed) == (EACH * len(topics), len(topics), {})
+            show(f"  {len(topics)} topics, tick {number}: {times[-1]:,.0f} ms")
+    for topic in topics[:3]:
+        verify(home, topic.strip("/").replace("/", ".").replace("-", "_"), EACH * (TICKS + 1))
+    return statistics.median(times[1:])  # the first one makes the tables
+
+
+def main(scratch: Path) -> dict[str, float]:
+    scratch.mkdir(parents=True)
+    few = [f"/default/few-{number}" for number in range(20)]
+    many = [f"/default/many-{number}" for number in range(200)]
+    with seeded_broker(scratch / "broker", dict.fromkeys([*few, *many], 0), SIZE) as broker:
+        lake_in(scratch / "few").close()
+        spark = session.open_session(load(None, scratch / "few").config, master=f"local[{CORES}]")
+        found = {"tick_ms_20": ticks_ms(spark, broker, scratch / "few", few)}
+        found["tick_ms_200"] = ticks_ms(spark, broker, scratch / "many", many)
+        driver = [pid for pid, command in tree(os.getpid()).items() if "pyspark.daemon" not in command]
+        found["driver_mb_200"] = sum(memory_mb(pid, "VmRSS") for pid in driver)
+        spark.stop()
+    return {name: round(value, 1) for name, value in found.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))

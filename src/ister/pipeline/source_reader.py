@@ -1,0 +1,255 @@
+"""Read a topic in Spark: the plan asks the broker where its messages lie, and each task decodes one split to Arrow.
+
+Spark starts a Python process for every plan, so this module loads little: what decodes is loaded by tasks, which are kept.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from ister.config import load
+from ister.core.errors import BusyError, ClientError, UnknownTopicError
+from ister.core.names import TopicName, partition_of
+from ister.core.splits import SPLIT_BYTES, SPLITS_MAX
+from ister.pipeline.client import BrokerClient
+from ister.pipeline.source_offsets import Mark
+from ister.pipeline.source_options import Edge, InvalidOptionError, target_of
+from ister.rpc import ister_v1_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from ister.pipeline.source_offsets import Marks
+    from ister.pipeline.source_options import ReadOptions
+
+TOKEN_VARIABLE = "ISTER_PIPELINE_TOKEN"  # noqa: S105  # the variable's name
+"""Whoever has the broker's token in the environment is told of its files; all others read objects."""
+
+SCHEMA = StructType(
+    [
+        StructField("topic_offset", LongType(), nullable=False),
+        StructField("partition", IntegerType(), nullable=False),
+        StructField("append_time", TimestampType(), nullable=False),
+        StructField("publish_time", TimestampType()),
+        StructField("publish_time_ms", LongType(), nullable=False),
+        StructField("producer_name", StringType(), nullable=False),
+        StructField("producer_id", LongType(), nullable=False),
+        StructField("broker_addr", StringType(), nullable=False),
+        StructField("request_id", LongType(), nullable=False),
+        StructField("routing_key", StringType()),
+        StructField("attributes", MapType(StringType(), StringType(), valueContainsNull=False), nullable=False),
+        StructField("schema_id", LongType()),
+        StructField("schema_version", IntegerType()),
+        StructField("payload", BinaryType(), nullable=False),
+        StructField("frame_crc", IntegerType(), nullable=False),
+    ]
+)
+"""The columns of a topic's table (`ister.lake.schema`), so that a stream and its table look alike."""
+
+
+class NotStoredError(ClientError):
+    """A topic that has no messages to read again."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        self.topic = topic
+        self.reason = reason
+        super().__init__(f"{topic} cannot be read: {reason}")
+
+
+class OffsetsGoneError(ClientError):
+    """Messages that were asked for were deleted by retention."""
+
+    def __init__(self, topic: str, wanted: int, oldest: int) -> None:
+        self.topic = topic
+        self.wanted = wanted
+        self.oldest = oldest
+        super().__init__(
+            f"{topic} has no offsets below {oldest} any more, and {wanted} was asked for: retention deleted them; "
+            "begin with startingOffsets earliest, a stream with a checkpoint of its own"
+        )
+
+
+class Found(NamedTuple):
+    """One partition of a topic as the broker told of it."""
+
+    name: str
+    generation: int
+    oldest: int
+    stop: int
+    """Below this everything can be read now."""
+
+
+class Store(NamedTuple):
+    """Where the broker keeps its objects; no secrets."""
+
+    backend: str
+    root: str
+    options: dict[str, str]
+
+
+class SplitPartition(InputPartition):
+    """What one task reads: a split as the broker gave it, up to `stop`."""
+
+    def __init__(self, number: int, split: pb.Split, stop: int, store: Store, config: str | None) -> None:
+        self.number = number
+        self.split = split.SerializeToString()
+        self.stop = stop
+        self.store = store
+        self.config = config
+
+
+class TopicPlanner:
+    """Asks a broker for one topic; where it is not told of files, it has messages uploaded before they are read."""
+
+    def __init__(self, options: ReadOptions, client: BrokerClient, *, with_files: bool) -> None:
+        self._options = options
+        self._client = client
+        self._with_files = with_files
+
+    @classmethod
+    def open(cls, options: ReadOptions) -> TopicPlanner:
+        """Connect, with the token of this environment if it has one."""
+        token = os.environ.get(TOKEN_VARIABLE)
+        return cls(options, BrokerClient(target_of(options.broker), token), with_files=token is not None)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+    def partitions(self) -> dict[int, Found]:
+        """Return the topic, or its partitions, by number as in its table; what is stored now can be read then."""
+        wanted = TopicName.parse(self._options.topic)
+        found: dict[int, Found] = {}
+        for topic in self._client.topics():
+            part = partition_of(TopicName.parse(topic.name)) if topic.HasField("partition") else None
+            if topic.name == self._options.topic:
+                return {0 if part is None else part[1]: self._look(topic)}
+            if part is not None and part[0] == wanted:
+                found[part[1]] = self._look(topic)
+        if not found:
+            raise UnknownTopicError(self._options.topic, f"the broker at {self._options.broker}")
+        return dict(sorted(found.items()))
+
+    def first(self, found: dict[int, Found]) -> Marks:
+        """Return where reading begins."""
+        start, name = self._options.start, self._options.topic
+        marks = {}
+        for number, one in found.items():
+            offset = {Edge.EARLIEST: one.oldest, Edge.LATEST: one.stop}[start] if isinstance(start, Edge) else start
+            if offset < one.oldest:
+                raise OffsetsGoneError(name, offset, one.oldest)
+            marks[number] = Mark(one.generation, offset)
+        return marks
+
+    def splits(self, found: dict[int, Found], start: Marks, stop: dict[int, int]) -> list[SplitPartition]:
+        """Return what tasks read to get [start, stop) of each partition: every offset once."""
+        store = store_of(self._options)
+        there = store.backend != "fs" or Path(store.root).is_dir()
+        config = None if self._options.config is None else str(Path(self._options.config).absolute())
+        splits = []
+        for number, one in found.items():
+            for split in self._ask_splits(one, start[number].offset, stop[number]):
+                if not there and split.HasField("object"):
+                    raise InvalidOptionError(
+                        "dataDir",
+                        f"or config must say where the broker keeps its objects; there are none in {store.root}",
+                    )
+                splits.append(SplitPartition(number, split, stop[number], store, config))
+        return splits
+
+    def _look(self, topic: pb.Topic) -> Found:
+        if topic.dispatch != pb.DISPATCH_RELIABLE:
+            raise NotStoredError(topic.name, "it is not reliable, so its messages are not stored")
+        if not topic.HasField("offsets"):
+            raise NotStoredError(topic.name, "the broker could not open it; its log says why")
+        offsets = topic.offsets
+        stop = offsets.synced
+        if stop < offsets.next:
+            stop = self._client.sync(topic.name, topic.generation)
+        if not self._with_files:
+            reached = offsets.cloud_stop
+            stop = reached if reached >= stop else self._client.upload(topic.name, topic.generation)
+        return Found(topic.name, topic.generation, offsets.start, stop)
+
+    def _ask_splits(self, found: Found, start: int, stop: int) -> Iterator[pb.Split]:
+        if start < stop and start < found.oldest:
+            raise OffsetsGoneError(found.name, start, found.oldest)
+        at = start
+        while at < stop:
+            spans = self._client.spans(found.name, found.generation, at, split_bytes=SPLIT_BYTES, splits_max=SPLITS_MAX)
+            if not spans.splits:
+                raise BusyError(
+                    f"{found.name} has offsets up to {stop}, and only those below {at} can be read; try again"
+                )
+            yield from (split for split in spans.splits if split.start_offset < stop)
+            at = spans.stop_offset
+
+
+@contextmanager
+def planner(options: ReadOptions) -> Iterator[TopicPlanner]:
+    """Give a planner for one plan."""
+    found = TopicPlanner.open(options)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+class TopicBatchReader(DataSourceReader):
+    """What `spark.read` asks."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan the read of what is there now."""
+        with planner(self._options) as topic:
+            found = topic.partitions()
+            wanted = self._options.stop
+            stop = {n: one.stop if isinstance(wanted, Edge) else min(one.stop, wanted) for n, one in found.items()}
+            return topic.splits(found, topic.first(found), stop) or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Decode one split."""
+        return read_split(partition)
+
+
+def read_split(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Decode what a task is to read; an empty plan has one empty partition."""
+    if not isinstance(partition, SplitPartition):
+        return iter(())
+    from ister.pipeline.source_task import batches_of  # noqa: PLC0415  # seconds, which plans need not spend
+
+    return batches_of(partition)
+
+
+def store_of(options: ReadOptions) -> Store:
+    """Return where the broker keeps its objects, as the configuration says."""
+    try:
+        loaded = load(_path(options.config), _path(options.data_dir))
+    except OSError as error:
+        raise InvalidOptionError("config", f"is {options.config}, which cannot be read: {error.strerror}") from None
+    cloud = loaded.config.wal_cloud.cloud
+    root = str(Path(cloud.root).absolute()) if cloud.backend == "fs" else cloud.root
+    return Store(cloud.backend, root, cloud.public_options())
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)

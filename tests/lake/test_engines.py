@@ -1,0 +1,91 @@
+"""One table, four engines, the same rows: before a compaction and after it."""
+
+import time
+from urllib.parse import urlparse
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from lake_parts import messages
+
+from ister.core.names import TopicName
+from ister.core.upkeep import Procedure
+from ister.lake.parquet import write_files
+from ister.lake.schema import arrow_of, table_rows
+from ister.lake.table import Lake
+from ister.pipeline.maintenance import Upkeep
+from pipeline_parts import new_topic
+
+NOW_US = 1_790_000_000_123_456
+ROWS = 60
+
+
+def hostile_messages():
+    """Messages with everything that an engine might get wrong."""
+    n = ROWS
+    return messages(
+        0,
+        n,
+        append_time=[NOW_US + offset * 86_400_000_000 // 20 for offset in range(n)],  # three days
+        publish_time=[2**64 - 1 if offset % 7 == 0 else 1_700_000_000_001 + offset for offset in range(n)],
+        producer_id=[2**64 - 1 - offset for offset in range(n)],
+        schema_id=[None if offset % 3 else 2**63 + offset for offset in range(n)],
+        schema_version=[None if offset % 3 else offset for offset in range(n)],
+        routing_key=[None if offset % 2 else "" if offset % 4 else f"ключ-{offset}" for offset in range(n)],
+        attributes=[[] if offset % 5 else [("a", ""), ("ä", f"{offset}")] for offset in range(n)],
+        payload=[b"" if offset % 6 == 0 else bytes([offset % 256]) * offset for offset in range(n)],
+        frame_crc=[2**32 - 1 - offset for offset in range(n)],
+    )
+
+
+@pytest.fixture
+def table(catalog):
+    made = Lake(catalog).table(TopicName.parse(new_topic("engines")), 1)
+    made.claim(1)
+    rows = table_rows(hostile_messages(), 0)
+    for start in range(0, ROWS, 20):
+        files = write_files(
+            {}, made.location, [rows.slice(start, 20)], partition=0, name=f"file-{start}", target_bytes=1 << 20
+        )
+        made.commit(files, {0: (start, start + 20)})
+    return made
+
+
+def by_pyiceberg(table, catalog, spark):  # all engines are called alike
+    return catalog.load_table(table.identifier).scan().to_arrow()
+
+
+def by_spark(table, catalog, spark):
+    return spark.table(f"{catalog.name}.{'.'.join(table.identifier)}").toArrow()
+
+
+def by_polars(table, catalog, spark):  # all engines are called alike
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+        return pl.scan_iceberg(catalog.load_table(table.identifier)).collect().to_arrow()
+
+
+def by_duckdb(table, catalog, spark):  # all engines are called alike
+    """Read the live files by DuckDB's own Parquet reader: its extension for Iceberg is downloaded from elsewhere."""
+    files = [urlparse(task.file.file_path).path for task in catalog.load_table(table.identifier).scan().plan_files()]
+    return duckdb.read_parquet(files, hive_partitioning=False).to_arrow_table()
+
+
+def rows_of(found: pa.Table, columns: pa.Schema):
+    """Return rows as plain values, whatever width an engine gives to texts, in the order of offsets."""
+    narrow = pa.table([found[field.name].cast(field.type) for field in columns], schema=columns)
+    return narrow.sort_by("topic_offset").to_pylist()
+
+
+def test_four_engines_read_the_same_rows_before_and_after_compaction(table, catalog, spark, lake_config):
+    columns = arrow_of(table.schema)
+    plain = pa.schema([field.remove_metadata().with_nullable(True) for field in columns])
+    wanted = rows_of(pa.Table.from_batches([table_rows(hostile_messages(), 0)]), plain)
+    assert len(wanted) == ROWS
+    for read in (by_pyiceberg, by_spark, by_polars, by_duckdb):
+        assert rows_of(read(table, catalog, spark), plain) == wanted, read.__name__
+    upkeep = Upkeep(spark, catalog, lake_config.storage.iceberg_config.maintenance, lambda: time.time_ns() // 1_000_000)
+    upkeep.run(".".join(table.identifier), Procedure.COMPACT)
+    for read in (by_pyiceberg, by_spark, by_polars, by_duckdb):
+        assert rows_of(read(table, catalog, spark), plain) == wanted, f"{read.__name__} after compaction"

@@ -1,0 +1,123 @@
+"""What the Spark data source can be told, and how far a stream goes."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from ister.lake.schema import ARROW
+from ister.pipeline.source_offsets import Mark, TopicChangedError, advance, check_same, from_json, to_json
+from ister.pipeline.source_options import (
+    USES,
+    Edge,
+    InvalidOptionError,
+    ReadOptions,
+    Use,
+    WriteOptions,
+    read_options,
+    write_options,
+)
+from ister.pipeline.source_reader import SCHEMA
+
+TOPIC = {"topic": "/default/orders"}
+
+
+def test_a_topic_is_enough():
+    broker = "http://127.0.0.1:6650"
+    assert read_options(TOPIC, Use.READ) == ReadOptions("/default/orders", broker, None, None, Edge.EARLIEST)
+    assert read_options(TOPIC, Use.READ_STREAM) == ReadOptions("/default/orders", broker, None, None, Edge.LATEST)
+    assert write_options(TOPIC, Use.WRITE) == WriteOptions("/default/orders", broker)
+
+
+def test_names_of_options_have_no_case():
+    given = TOPIC | {"startingoffsets": "5", "ENDINGOFFSETS": "9", "datadir": "d", "broker": "host:1"}
+    found = read_options(given, Use.READ)
+    assert (found.start, found.stop, found.data_dir, found.broker) == (5, 9, "d", "http://host:1")
+    assert read_options(TOPIC | {"maxoffsetspertrigger": "7"}, Use.READ_STREAM).offsets_per_trigger_max == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "option topic is missing"),
+        ({"topic": "orders"}, "option topic is wrong: invalid topic name 'orders'"),
+        (TOPIC | {"subscribe": "x"}, "option subscribe is not known; there are topic, broker, config, dataDir"),
+        (TOPIC | {"endingoffset": "x"}, r"option endingoffset is not known; did you mean endingOffsets\?"),
+        (TOPIC | {"startingOffsets": "-1"}, "option startingOffsets is -1; use earliest, latest or a number"),
+        (TOPIC | {"startingOffsets": "²"}, "option startingOffsets is ²"),
+        (TOPIC | {"startingOffsets": str(2**63)}, "option startingOffsets is 9223372036854775808; use a number"),
+        (TOPIC | {"startingOffsets": "9" * 5000}, "option startingOffsets is 9{80};"),
+        (TOPIC | {"endingOffsets": "earliest"}, "option endingOffsets is earliest; use latest or a number"),
+        (TOPIC | {"startingOffsets": "6", "endingOffsets": "5"}, "is 6, which is behind endingOffsets, 5"),
+        (TOPIC | {"startingOffsets": "latest"}, "use earliest"),
+        (TOPIC | {"maxOffsetsPerTrigger": "5"}, "is for spark.readStream, not for spark.read; leave it out"),
+        (TOPIC | {"broker": "127.0.0.1"}, "option broker is 127.0.0.1; it must be an address with a port"),
+        (TOPIC | {"broker": "https://host:1"}, "asks for TLS"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(options, message):
+    with pytest.raises(InvalidOptionError, match=message):
+        read_options(options, Use.READ)
+
+
+def test_a_trigger_must_take_something():
+    with pytest.raises(InvalidOptionError, match="option maxOffsetsPerTrigger is 0; use a number from 1 on"):
+        read_options(TOPIC | {"maxOffsetsPerTrigger": "0"}, Use.READ_STREAM)
+
+
+def test_each_use_takes_its_own_options_alone():
+    values = {"topic": "/default/orders", "broker": "host:1", "startingOffsets": "1", "endingOffsets": "2"}
+    for use in Use:
+        parse = read_options if use in {Use.READ, Use.READ_STREAM} else write_options
+        for name, uses in USES.items():
+            options = TOPIC | {name: values.get(name, "3")}
+            if use in uses:
+                parse(options, use)
+            else:
+                with pytest.raises(InvalidOptionError, match=f"option {name} is for .*, not for {use}"):
+                    parse(options, use)
+
+
+def test_a_stream_has_the_columns_of_a_table():
+    assert from_arrow_schema(ARROW) == SCHEMA
+
+
+marks = st.dictionaries(st.integers(0, 20), st.builds(Mark, st.integers(1, 9), st.integers(0, 2**62)))
+
+
+@settings(deadline=None)
+@given(marks)
+def test_marks_are_read_as_they_were_kept(found):
+    assert from_json(to_json(found)) == found
+
+
+def test_equal_marks_are_equal_text():
+    assert str(to_json({10: Mark(1, 3), 2: Mark(1, 4)})) == str(to_json({2: Mark(1, 4), 10: Mark(1, 3)}))
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 100))
+def test_a_limit_is_kept_used_up_and_shared(data, limit):
+    numbers = data.draw(st.sets(st.integers(0, 9), min_size=1))
+    start = {n: data.draw(st.integers(0, 50)) for n in numbers}
+    stop = {n: data.draw(st.integers(0, 100)) for n in numbers}
+    ends = advance(start, stop, limit)
+    waiting = {n: max(0, stop[n] - start[n]) for n in numbers}
+    taken = {n: ends[n] - start[n] for n in numbers}
+    assert sum(taken.values()) == min(limit, sum(waiting.values()))
+    assert all(0 <= taken[n] <= waiting[n] for n in numbers)
+    for n in numbers:
+        assert sum(waiting.values()) <= limit or abs(taken[n] - limit * waiting[n] / sum(waiting.values())) <= 1
+
+
+def test_without_a_limit_everything_is_taken():
+    assert advance({0: 3, 1: 9}, {0: 100, 1: 7}, None) == {0: 100, 1: 9}
+
+
+def test_a_topic_that_is_another_now_is_refused():
+    before = {0: Mark(1, 5)}
+    check_same("/default/x", before, {0: Mark(1, 3), 1: Mark(1, 0)})
+    with pytest.raises(TopicChangedError, match="made again"):
+        check_same("/default/x", before, {0: Mark(2, 9)})
+    with pytest.raises(TopicChangedError, match="no partition 0"):
+        check_same("/default/x", before, {1: Mark(1, 9)})
