@@ -136,12 +136,14 @@ async def test_f40_absurd_sizes_are_refused_on_every_method_within_bounded_memor
                 await attack.call(method, data, ANSWER_S_MAX, compression=grpc.Compression.Gzip)
                 calls += 2
         assert attack.codes["OK"] == 0
-        once = broker.rss_mib()
-        assert once - before < ABSURD_GROWTH_MIB_MAX
-        for method in methods:
-            await attack.call(method, bytes(15 << 20), ANSWER_S_MAX)
-            calls += 1
-        assert broker.rss_mib() - once < GROWTH_MIB_MAX, "what was refused is let go"
+        assert broker.rss_mib() - before < ABSURD_GROWTH_MIB_MAX
+        grown = []
+        for _ in range(2):  # the first time, the allocator takes what it keeps for the second
+            for method in methods:
+                await attack.call(method, bytes(15 << 20), ANSWER_S_MAX)
+                calls += 1
+            grown.append(broker.rss_mib())
+        assert grown[1] - grown[0] < GROWTH_MIB_MAX, "what was refused is let go"
         await serves(broker, topic)
     finally:
         await attack.close()

@@ -1,10 +1,10 @@
 """What the tests of the data source share: reading and writing topics in Spark, with and without the broker's token."""
 
 import pyarrow as pa
+from pipeline_parts import TOKEN
 
 from ister.lake.schema import ARROW
 from ister.pipeline.source import DanubeDataSource
-from pipeline_parts import TOKEN
 
 VARIABLE = "ISTER_PIPELINE_TOKEN"
 

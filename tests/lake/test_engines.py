@@ -8,6 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from lake_parts import messages
+from pipeline_parts import new_topic
 
 from ister.core.names import TopicName
 from ister.core.upkeep import Procedure
@@ -15,7 +16,6 @@ from ister.lake.parquet import write_files
 from ister.lake.schema import arrow_of, table_rows
 from ister.lake.table import Lake
 from ister.pipeline.maintenance import Upkeep
-from pipeline_parts import new_topic
 
 NOW_US = 1_790_000_000_123_456
 ROWS = 60

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from counts import LONG
 from interop.broker import Broker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -41,6 +42,7 @@ def example(name, broker):
     return lines_of([EXAMPLES / name, "--broker", broker.url, "--data-dir", broker.data], broker)
 
 
+@pytest.mark.skipif(not LONG, reason="the tour below does the same; make test-long runs the scripts, too")
 def test_a_batch_aggregation(broker):
     assert example("spark_batch.py", broker) == [
         "anna: 100 orders, 450 euros",
@@ -49,6 +51,7 @@ def test_a_batch_aggregation(broker):
     ]
 
 
+@pytest.mark.skipif(not LONG, reason="the tour below does the same; make test-long runs the scripts, too")
 def test_a_windowed_stream_into_a_table_and_a_write_back(broker):
     assert example("spark_stream.py", broker) == [
         *(f"12:0{minute} sensor-{number}: 30 readings, 2{number}.0 °C" for minute in range(4) for number in range(2)),

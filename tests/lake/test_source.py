@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
+from pipeline_parts import Pipeline, broker_with_token, new_topic, produce, rows_of
 from pyspark.errors import AnalysisException, PySparkException
 from source_parts import arrow, assert_same, given, read, register
 
 from ister.pipeline.source_reader import SCHEMA
-from pipeline_parts import Pipeline, broker_with_token, new_topic, produce, rows_of
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,9 @@ import json
 import time
 
 import pytest
+from pipeline_parts import broker_with_token, new_topic, produce
 from pyspark.errors import StreamingQueryException
 from source_parts import arrow, given, read, register
-
-from pipeline_parts import broker_with_token, new_topic, produce
 
 DEADLINE_S = 120
 

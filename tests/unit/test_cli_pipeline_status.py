@@ -107,7 +107,7 @@ def test_a_topic_without_a_table_says_why():
 
 
 def test_lag_in_seconds_is_what_the_pipeline_saw_and_what_passed_since():
-    told = TopicStatus("default.orders", 4, 8, 1.5, "")
+    told = TopicStatus("default.orders", 4, 8, 1.5, 0, "")
     assert line(topic(), None, told, 2.0).lag_s == 3.5
     assert line(topic(stop=0), None, told, 2.0).lag_s == 0.0
     waits = line(topic())

@@ -93,8 +93,9 @@ def _serve(
 
     with reporting():
         show_server_events(log_format, everything=not quiet)
-        child = PipelineChild(child_arguments(file, data_dir, log_format, quiet=quiet)) if pipeline else None
-        serve(load_or_refuse(file, data_dir), show_json if output is Output.JSON else show_table, child)
+        loaded = load_or_refuse(file, data_dir)
+        told = child_arguments(file, data_dir, log_format, prom_port=loaded.config.prom_port, quiet=quiet)
+        serve(loaded, show_json if output is Output.JSON else show_table, PipelineChild(told) if pipeline else None)
 
 
 def _produce(

@@ -34,9 +34,13 @@ GRACE_S = 5.0
 FENCED = {code for code, (family, _) in FAMILIES.items() if family is FencedError}
 
 
-def child_arguments(file: Path | None, data_dir: Path | None, log_format: LogFormat, *, quiet: bool) -> list[str]:
-    """Return what the child is told of what its broker was told."""
+def child_arguments(
+    file: Path | None, data_dir: Path | None, log_format: LogFormat, *, prom_port: int | None, quiet: bool
+) -> list[str]:
+    """Return what the child is told of what its broker was told; it tells metrics on the port behind the broker's."""
     found = ["--log-format", log_format.value]
+    if prom_port:
+        found += ["--metrics-port", str(prom_port + 1)]
     if file is not None:
         found += ["--config", str(file)]
     if data_dir is not None:

@@ -8,12 +8,15 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ister.pipeline.writer import Tick, TopicWriter
+
+log = structlog.get_logger()
 
 FILE_NAME = "pipeline.json"
 
@@ -26,6 +29,7 @@ class TopicStatus:
     upto: int
     next: int
     lag_s: float
+    undecoded: int
     error: str
 
 
@@ -43,7 +47,9 @@ class Status:
         """Look at a pipeline."""
         now = time.monotonic()
         topics = {
-            one.name: TopicStatus(writer.table_name(one), one.upto, one.next, round(one.lag_s(now), 3), one.error)
+            one.name: TopicStatus(
+                writer.table_name(one), one.upto, one.next, round(one.lag_s(now), 3), one.undecoded, one.error
+            )
             for one in writer.topics.values()
         }
         return cls(os.getpid(), writer.epoch, time.time(), topics)
@@ -82,9 +88,16 @@ class PipelineMetrics:
             "ister_pipeline_lag_seconds", "How long the oldest of them waits.", ["topic"], registry=registry
         )
 
+        self._undecoded = Gauge(
+            "ister_pipeline_undecoded_rows", "Rows whose payload did not decode.", ["topic"], registry=registry
+        )
+
     def listen(self, host: str, port: int) -> None:
-        """Answer whoever scrapes."""
-        start_http_server(port, host, self.registry)
+        """Answer whoever scrapes; a port that is taken is told, and keeps no message from its table."""
+        try:
+            start_http_server(port, host, self.registry)
+        except OSError as error:
+            log.warning("metrics_not_told", port=port, cause=str(error))
 
     def note(self, tick: Tick, status: Status) -> None:
         """Count a tick, and show where topics are."""
@@ -97,6 +110,8 @@ class PipelineMetrics:
         self._failing.set(len(tick.failed))
         self._lag.clear()
         self._lag_s.clear()
+        self._undecoded.clear()
         for name, topic in status.topics.items():
             self._lag.labels(name).set(max(0, topic.next - topic.upto))
             self._lag_s.labels(name).set(topic.lag_s)
+            self._undecoded.labels(name).set(topic.undecoded)
