@@ -59,7 +59,7 @@ class Raw:
         assert 0 < answer.producer_id < 1 << 63
         return answer.producer_id
 
-    async def send(self, topic: str, producer_id: int, payload: bytes, **fields) -> None:
+    async def send(self, topic: str, producer_id: int, payload: bytes, *, timeout_s: float = CALL_S, **fields) -> None:
         """Send one message and wait for its answer."""
         fields = {"producer_name": "raw", "publish_time": 1_700_000_000_000} | fields
         request = api.StreamMessage(
@@ -68,7 +68,7 @@ class Raw:
             payload=payload,
             **fields,
         )
-        answer = await self.producing.SendMessage(request, timeout=CALL_S)
+        answer = await self.producing.SendMessage(request, timeout=timeout_s)
         assert answer.request_id == request.request_id
 
     async def send_all(self, topic: str, producer_id: int, payloads, **fields) -> None:
