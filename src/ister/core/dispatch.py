@@ -95,6 +95,7 @@ class Dispatch:
     def join(self, consumer: int, filters: Sequence[str], now: float) -> None:
         """Register a consumer. If it is registered, this is a take-over: its stream counts as gone until it connects."""
         known = self._consumers.registered.get(consumer)
+        self._now = max(self._now, now)
         if known is not None:
             self._lose(known, now)
         joined = self._consumers.join(consumer, filters, now)
