@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ import grpc
 
 from broker_client import Client
 from broker_process import BrokerProcess, floor_server
+from figures import Figures, show
 from ister.rpc import danube_admin_pb2 as admin
 
 if TYPE_CHECKING:
@@ -43,22 +43,6 @@ FANOUT_MESSAGES = 2_000
 TOPICS = 1000
 IDLE_S = 10.0
 TOPIC = "/default/backlog"
-
-
-class Figures:
-    """The figures of each round."""
-
-    def __init__(self) -> None:
-        self._rounds: dict[str, list[float]] = {}
-
-    def note(self, name: str, value: float) -> None:
-        self._rounds.setdefault(name, []).append(value)
-
-    def median(self, name: str) -> float:
-        return statistics.median(self._rounds[name])
-
-    def spread(self) -> dict[str, tuple[float, float, float]]:
-        return {name: (min(found), statistics.median(found), max(found)) for name, found in self._rounds.items()}
 
 
 class Backlog:
@@ -284,10 +268,6 @@ async def many_topics(scratch: Path, figures: Figures) -> None:
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
-
-
-def show(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 async def measure(scratch: Path) -> Figures:

@@ -13,7 +13,6 @@ import logging
 import os
 import random
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -36,6 +35,7 @@ from cloud_setup import (
     objects_of,
     verify_messages,
 )
+from figures import Figures, show
 from ister.core.handoff import Span
 from ister.core.offsets import StartPosition
 from ister.core.warm import warm
@@ -49,22 +49,6 @@ QUIET_S = 4.0
 WARM_UP = 200
 BACKLOG_BYTES = 1024 * MIB
 ROUND_BYTES = 256 * MIB
-
-
-class Figures:
-    """The figures of each round."""
-
-    def __init__(self) -> None:
-        self._rounds: dict[str, list[float]] = {}
-
-    def note(self, name: str, value: float) -> None:
-        self._rounds.setdefault(name, []).append(value)
-
-    def median(self, name: str) -> float:
-        return statistics.median(self._rounds[name])
-
-    def spread(self) -> dict[str, tuple[float, float, float]]:
-        return {name: (min(found), statistics.median(found), max(found)) for name, found in self._rounds.items()}
 
 
 # --- uploading --------------------------------------------------------------------------------------------------------
@@ -241,10 +225,6 @@ async def memory(what: str, name: str, scratch: Path, figures: Figures) -> None:
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
-
-
-def show(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 async def measure(scratch: Path) -> Figures:

@@ -15,11 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from figures import show
+
 STAGES = ("throughput", "freshness", "ticks", "trickle")
-
-
-def show(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from figures import show
 from ister.config import load
 from ister.core.ticks import Pace
 from ister.pipeline import session
@@ -38,10 +39,6 @@ class TimedWriter(TopicWriter):
         super()._commit(key, parts)
         now = time.time()
         self.commits += [(now, part.progress.name, part.stop) for part in parts]
-
-
-def show(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def produce(target: str) -> int:

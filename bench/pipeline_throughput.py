@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import pipeline_kafka as peer
+from figures import show
 from ister.config import load
 from ister.pipeline import session
 from pipeline_seed import BATCH, payloads
@@ -21,10 +22,6 @@ MESSAGES = int(os.environ.get("ISTER_BENCH_MESSAGES", "2000000"))
 SIZE = 200
 ROUNDS = 3
 TOPIC = "/default/bench"
-
-
-def show(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def ours(spark, broker, directory: Path, rows: int, topic: str) -> tuple[float, float, float]:

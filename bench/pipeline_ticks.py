@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from broker_client import Client
+from figures import show
 from ister.config import load
 from ister.pipeline import session
 from pipeline_setup import CORES, lake_in, memory_mb, seeded_broker, tree, verify, writer_on
@@ -18,10 +19,6 @@ from pipeline_setup import CORES, lake_in, memory_mb, seeded_broker, tree, verif
 TICKS = 5
 EACH = 5
 SIZE = 200
-
-
-def show(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 async def produce(target: str, topics: list[str]) -> None:

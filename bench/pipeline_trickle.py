@@ -14,6 +14,7 @@ import time
 import uuid
 from pathlib import Path
 
+from figures import show
 from ister.config import load
 from ister.core.names import TopicName
 from ister.lake.parquet import write_files
@@ -27,10 +28,6 @@ TICKS = int(os.environ.get("ISTER_BENCH_TICKS", "3600"))
 ROUND = 600
 ROWS = 10
 TABLE = "default.trickle"
-
-
-def show(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def main(scratch: Path) -> dict[str, float]:

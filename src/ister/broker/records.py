@@ -22,9 +22,10 @@ from ister.core.errors import CorruptMetadataError
 from ister.core.failure import FailurePolicy  # noqa: TC001  # pydantic reads it at run time
 from ister.core.names import TopicName
 from ister.core.schemas import TopicSchema
+from ister.ports.metadata.pages import entries
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from ister.ports.metadata import Entry, Metadata
 
@@ -166,12 +167,8 @@ class Records:
     def _subscription_key(self, topic: TopicName, name: str) -> str:
         return f"{self._root}/subscriptions{topic}/{quote(name, safe='')}"
 
-    async def _entries(self, prefix: str) -> AsyncIterator[Entry]:
-        start = ""
-        while page := await self._metadata.list(prefix, start=start, limit=PAGE):
-            for entry in page:
-                yield entry
-            start = page[-1].key + "\0"
+    def _entries(self, prefix: str) -> AsyncGenerator[Entry]:
+        return entries(self._metadata, prefix, PAGE)
 
 
 def _dump(record: Record) -> bytes:

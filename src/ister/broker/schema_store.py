@@ -35,9 +35,10 @@ from ister.broker.schema_records import (
 from ister.core.errors import BusyError, LimitError, NotFoundError, PreconditionError, UnknownOutcomeError
 from ister.core.schemas.kinds import Compatibility, SchemaType, check_subject, check_texts
 from ister.core.schemas.schema import incompatibilities, parse
+from ister.ports.metadata.pages import entries
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from ister.broker.schema_records import Record
     from ister.core.schemas.schema import Schema
@@ -305,12 +306,8 @@ class SchemaStore:
     def _prefix(self, subject: str) -> str:
         return f"{self._root}/subjects/{quote(subject, safe='')}"
 
-    async def _entries(self, prefix: str) -> AsyncIterator[Entry]:
-        start = ""
-        while page := await self._metadata.list(prefix, start=start, limit=PAGE):
-            for entry in page:
-                yield entry
-            start = page[-1].key + "\0"
+    def _entries(self, prefix: str) -> AsyncGenerator[Entry]:
+        return entries(self._metadata, prefix, PAGE)
 
     def _keep(self, version: SchemaVersion, schema: Schema) -> None:
         """Keep a version parsed, and let go of those that were not used for the longest time."""

@@ -11,6 +11,7 @@ from ister.broker.texts import check_name
 from ister.broker.v1_shapes import topic_of
 from ister.core.errors import DeniedError, InvalidRequestError, NotFoundError, OffsetOutOfRangeError, PreconditionError
 from ister.core.splits import SPLIT_BYTES, SPLIT_BYTES_MIN, SPLITS_MAX
+from ister.core.tokens import TOKEN_KEY
 from ister.rpc import ister_v1_pb2 as pb
 from ister.storage.spans import LogPart, ObjectPart, plan_parts
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from ister.broker.service import Call
     from ister.broker.topic import Topic
     from ister.storage.tiers import ObjectTier
-
-TOKEN_KEY = "ister-token"  # noqa: S105  # the name of the header, not the token
-"""The request metadata by which the broker's own child proves that it is on this host."""
 
 
 class V1Storage:

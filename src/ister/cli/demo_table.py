@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ister.cli.demo_lake import Answer
-from ister.cli.pipeline import reach, target_of
+from ister.cli.pipeline import reach
+from ister.cli.remote import target_of
 from ister.config import load
 from ister.config.lake import catalog_properties
 from ister.core.names import TopicName
@@ -32,7 +33,7 @@ def main() -> None:
     began = time.monotonic()
     spark = open_session(config)
     started = time.monotonic()
-    broker, lake = BrokerClient(target_of(url)), Lake.open(*catalog_properties(config))
+    broker, lake = BrokerClient(target_of(url, "--broker")), Lake.open(*catalog_properties(config))
     settings = WriterSettings(reach(config), choice=Choice((topic,)), objects_only=True)
     writer = TopicWriter(spark, broker, lake, settings)
     ticks: list[Tick] = []

@@ -7,17 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyiceberg.catalog import load_catalog
-from pyiceberg.io import PY_IO_IMPL
-
 from ister.cli.display import bars, notice
 from ister.cli.exits import CheckFailedError
-from ister.config.lake import catalog_properties, local_warehouse, require_shared_catalog, sqlite_file
+from ister.config.lake import catalog_properties, require_shared_catalog, sqlite_file
 from ister.core.errors import BusyError, IsterError, NotFoundError, UnknownOutcomeError
 from ister.core.names import TopicName
 from ister.core.tables import TOPIC, base_of
-from ister.lake.errors import CommitConflictError, LakeUnavailableError
-from ister.lake.files import SYNCED
+from ister.lake.errors import CommitConflictError
 from ister.lake.repair import (
     RepairRefusedError,
     Served,
@@ -28,6 +24,7 @@ from ister.lake.repair import (
     losses,
     mend,
 )
+from ister.lake.table import Lake
 from ister.pipeline.maintenance import Upkeep, tables_of
 from ister.pipeline.plan import place_of
 from ister.rpc import ister_v1_pb2 as pb
@@ -54,21 +51,11 @@ def looking_at(config: Config) -> Iterator[Catalog | None]:
     if file is not None and not file.exists():
         yield None
         return
-    catalog = open_catalog(config)
+    lake = Lake.open(*catalog_properties(config))
     try:
-        yield catalog
+        yield lake.catalog
     finally:
-        catalog.close()
-
-
-def open_catalog(config: Config) -> Catalog:
-    """Open the catalog, to look at tables and to maintain them; close it."""
-    name, properties = catalog_properties(config)
-    synced = {} if local_warehouse(config) is None else {PY_IO_IMPL: SYNCED}
-    try:
-        return load_catalog(name, **(synced | properties))
-    except Exception as error:
-        raise LakeUnavailableError("any", "open the catalog for", f"{type(error).__name__}: {error}") from error
+        lake.close()
 
 
 # --- maintenance ------------------------------------------------------------------------------------------------------

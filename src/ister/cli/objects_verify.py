@@ -27,6 +27,7 @@ from ister.core.errors import (
 )
 from ister.core.names import TopicName
 from ister.core.segment import Descriptor, ObjectName, describe, object_key, parse_key, topic_prefix
+from ister.ports.metadata.pages import entries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -127,19 +128,16 @@ async def _descriptors(
 ) -> AsyncGenerator[Descriptor | CorruptMetadataError]:
     """Give every description in order, and what is wrong in place of one that cannot be read."""
     prefix = catalog_prefix(sources.topics.root_prefix, topic, generation)
-    start = ""
-    while page := await sources.metadata.list(prefix, start=start, limit=PAGE):
-        for entry in page:
-            try:
-                descriptor = Descriptor.load(entry.key, entry.value)
-            except CorruptMetadataError as error:
-                yield error
-                continue
-            if entry.key == f"{prefix}{descriptor.start:020}" and descriptor.generation == generation:
-                yield descriptor
-            else:
-                yield CorruptMetadataError(entry.key, "it describes another object than its name says")
-        start = page[-1].key + "\0"
+    async for entry in entries(sources.metadata, prefix, PAGE):
+        try:
+            descriptor = Descriptor.load(entry.key, entry.value)
+        except CorruptMetadataError as error:
+            yield error
+            continue
+        if entry.key == f"{prefix}{descriptor.start:020}" and descriptor.generation == generation:
+            yield descriptor
+        else:
+            yield CorruptMetadataError(entry.key, "it describes another object than its name says")
 
 
 def _count_others(report: ObjectsReport, listed: dict[str, int], described: set[str]) -> None:

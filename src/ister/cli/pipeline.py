@@ -9,16 +9,14 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
 
 import structlog
 
 from ister.cli.display import many, say
-from ister.cli.exits import InputError
-from ister.cli.lake import open_catalog
-from ister.cli.supervise import TOKEN_VARIABLE
+from ister.cli.remote import target_of
 from ister.config.lake import catalog_properties, file_properties, require_shared_catalog
 from ister.core.ticks import Pace
+from ister.core.tokens import TOKEN_VARIABLE
 from ister.lake.table import Lake
 from ister.pipeline.client import BrokerClient
 from ister.pipeline.loop import Loop, drain
@@ -63,7 +61,7 @@ def run(loaded: Loaded, options: RunOptions) -> None:
     began = time.monotonic()
     spark = open_session(config, master=options.master)
     log.info("spark_started", master=options.master, seconds=round(time.monotonic() - began, 1))
-    broker = BrokerClient(target_of(options.broker), token)
+    broker = BrokerClient(target_of(options.broker, "--broker"), token)
     writer = TopicWriter(spark, broker, Lake.open(*catalog_properties(config)), settings(config, options, spark, token))
     told = Teller(writer, Path(loaded.home) / FILE_NAME, options)
     try:
@@ -97,7 +95,8 @@ def maintaining(config: Config, spark: SparkSession) -> Iterator[None]:
     if not rules.enabled:
         yield
         return
-    catalog = open_catalog(config)
+    lake = Lake.open(*catalog_properties(config))
+    catalog = lake.catalog
     upkeep = Upkeep(spark, catalog, rules, lambda: time.time_ns() // 1_000_000)
     schedule = Schedule(spark, catalog, upkeep, rules.interval_minutes * 60.0)
     schedule.start()
@@ -105,7 +104,7 @@ def maintaining(config: Config, spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         schedule.stop()
-        catalog.close()
+        lake.close()
 
 
 def settings(config: Config, options: RunOptions, spark: SparkSession, token: str | None) -> WriterSettings:
@@ -135,8 +134,7 @@ def pace(config: Config) -> Pace:
 def reach(config: Config) -> Reach:
     """Return what executors are told of files and objects; no secrets."""
     cloud = config.wal_cloud.cloud
-    root = str(Path(cloud.root).absolute()) if cloud.backend == "fs" else cloud.root
-    return Reach(file_properties(config), cloud.backend, root, cloud.public_options())
+    return Reach(file_properties(config), cloud.backend, cloud.absolute_root(), cloud.public_options())
 
 
 def tell_secrets(config: Config) -> None:
@@ -146,14 +144,6 @@ def tell_secrets(config: Config) -> None:
     files = {name: v for name, v in properties.items() if name.startswith(FILE_PROPERTIES) and name not in public}
     secrets = {"files": files, "options": config.wal_cloud.cloud.secret_options()}
     os.environ.setdefault(SECRETS_VARIABLE, json.dumps(secrets))
-
-
-def target_of(url: str) -> str:
-    """Return host and port of a broker's address."""
-    place = urlsplit(url)
-    if place.scheme != "http" or not place.netloc:
-        raise InputError(url, "is not an address like http://127.0.0.1:6650")
-    return place.netloc
 
 
 class Teller:

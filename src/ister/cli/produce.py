@@ -27,6 +27,7 @@ from ister.cli.exits import InputError
 from ister.cli.remote import Remote
 from ister.core.errors import BusyError, IsterError, NotFoundError
 from ister.core.names import TopicName
+from ister.core.routing import fnv1a
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -178,7 +179,7 @@ class _Sender:
     def _route(self) -> Sent:
         """Choose a partition as every client does: by the key's hash, else in turn."""
         key = self._sending.key
-        turn = self.count if key is None else _fnv1a(key.encode())
+        turn = self.count if key is None else fnv1a(key.encode())
         return self.sent[turn % len(self.sent)]
 
 
@@ -215,10 +216,3 @@ def partition_number(topic: str) -> int:
     """Return the number of a partition; 0 for what is none."""
     _, found, number = topic.rpartition("-part-")
     return int(number) if found and number.isascii() and number.isdecimal() else 0
-
-
-def _fnv1a(data: bytes) -> int:
-    found = 0xCBF29CE484222325
-    for byte in data:
-        found = (found ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
-    return found

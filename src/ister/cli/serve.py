@@ -19,9 +19,9 @@ from ister.broker.settings import BrokerSettings
 from ister.cli.compose import open_metadata, open_store, topics_config
 from ister.cli.display import many, notice, printable, say
 from ister.cli.options import ADMIN, BROKER
-from ister.cli.supervise import TOKEN_VARIABLE
 from ister.config import advice
 from ister.config.lake import require_shared_catalog
+from ister.core.tokens import TOKEN_VARIABLE
 from ister.storage.factory import WalStorageFactory
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import structlog
 
 from ister.cli.exits import FAMILIES
 from ister.core.errors import FencedError
+from ister.core.tokens import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-TOKEN_VARIABLE = "ISTER_PIPELINE_TOKEN"  # noqa: S105  # the variable's name
 BACKOFF_S = (1.0, 60.0)
 LIVED_S = 60.0
 """A child that lived so long was well; its end is no reason to wait longer before the next one."""

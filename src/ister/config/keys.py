@@ -2,9 +2,18 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -67,3 +76,16 @@ class Section(BaseModel):
     """A part of the file; its values never change, and keys that it does not have are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        refuse(self._clashes())
+        return self
+
+    def _clashes(self) -> Iterator[Clash]:
+        """Give the keys that contradict each other; most sections have none that could."""
+        return iter(())
+
+    def _given(self) -> set[str]:
+        """Return the keys that were set, and not to nothing."""
+        return {name for name in self.model_fields_set if getattr(self, name) is not None}

@@ -5,12 +5,12 @@
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from ister.config import forms
-from ister.config.keys import Address, Clash, FilePath, OptionName, Secret, Section, Text, note_of, refuse, setting
+from ister.config.keys import Address, Clash, FilePath, OptionName, Secret, Section, Text, note_of, setting
 
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 FileBytes = Annotated[int, Field(ge=1 << 20, le=1 << 32)]
@@ -68,13 +68,8 @@ class Catalog(Section):
         allowed="properties of Iceberg catalogs, each one value",
     )
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        refuse(self._clashes())
-        return self
-
     def _clashes(self) -> Iterator[Clash]:
-        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        given = self._given()
         if self.type == "rest" and "uri" not in given:
             yield Clash("uri", "type", "is missing; a rest catalog has an address like http://host:8181")
         if "uri" in given and (problem := forms.catalog_uri_problem(self.type, self.uri or "")):
@@ -127,13 +122,8 @@ class ObjectStore(Section):
         "The same as `wal_cloud.cloud.secret_key`.", default=None, example="${AWS_SECRET_ACCESS_KEY}"
     )
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        refuse(self._clashes())
-        return self
-
     def _clashes(self) -> Iterator[Clash]:
-        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        given = self._given()
         for name in sorted(given & {"bucket", "root"}):
             if "type" not in given:
                 yield Clash(name, "type", "needs type too")

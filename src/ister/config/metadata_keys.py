@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from ister.config import forms
-from ister.config.keys import DATA_DIR, Clash, FilePath, Secret, Section, Text, refuse, setting
+from ister.config.keys import DATA_DIR, Clash, FilePath, Secret, Section, Text, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,8 @@ class Metadata(Section):
             )
         return MemoryMetadata() if self.in_memory else SqliteMetadata(self.sqlite_path or DATA_DIR / "metadata.db")
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        refuse(self._clashes())
-        return self
-
     def _clashes(self) -> Iterator[Clash]:
-        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        given = self._given()
         etcd = "etcd_endpoint" in given
         if self.in_memory and etcd:
             yield Clash("in_memory", "etcd_endpoint", "contradicts etcd_endpoint; keep one of them")

@@ -4,9 +4,10 @@ The docs and the file that `ister config init` writes are made from these classe
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints
 
 from ister.config import forms
 from ister.config.keys import (
@@ -19,7 +20,6 @@ from ister.config.keys import (
     Section,
     Text,
     note_of,
-    refuse,
     setting,
 )
 from ister.config.lake_keys import ObjectStore, Storage
@@ -183,6 +183,10 @@ class Cloud(Section):
         allowed="the options of the OpenDAL service, each one value",
     )
 
+    def absolute_root(self) -> str:
+        """Return the root as whoever is in another directory can use it."""
+        return str(Path(self.root).absolute()) if self.backend == "fs" else self.root
+
     def revealed_options(self) -> dict[str, str]:
         """Return what is set beside backend and root, by our names or OpenDAL's, *secrets in the clear*: for the store."""
         return self.public_options() | self.secret_options()
@@ -203,13 +207,8 @@ class Cloud(Section):
         secrets = {**self.options, **{name: value for name, value in given.items() if isinstance(value, SecretStr)}}
         return {name: secret.get_secret_value() for name, secret in secrets.items()}
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        refuse(self._clashes())
-        return self
-
     def _clashes(self) -> Iterator[Clash]:
-        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        given = self._given()
         needs_bucket = self.backend in {"s3", "gcs", "azblob"}
         if needs_bucket and "root" not in given:
             yield Clash("root", "backend", f"is missing; backend {self.backend} needs a bucket or container")
@@ -277,11 +276,6 @@ class Config(Section):
     policies: CompletePolicies = CompletePolicies()
     wal_cloud: WalCloud = WalCloud()
     storage: Storage = Storage()
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        refuse(self._clashes())
-        return self
 
     def _clashes(self) -> Iterator[Clash]:
         for key, other in SAME_KEYS.items():

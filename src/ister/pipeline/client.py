@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 
 from ister.core.errors import BusyError, ClientError
+from ister.core.tokens import TOKEN_KEY
 from ister.rpc import ister_v1_pb2 as pb
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 CALL_S = 60.0
 """A sync or an upload may take long; nothing takes longer."""
-TOKEN_KEY = "ister-token"  # noqa: S105  # the name of the header, not the token
 OPTIONS = [("grpc.max_receive_message_length", 64 << 20)]
 NOT_NOW = frozenset(
     {

@@ -22,7 +22,6 @@ from ister.core.tables import TOPIC
 from ister.core.upkeep import (
     FILES_MIN,
     ORPHANS_EVERY_MS,
-    Lineage,
     LiveFile,
     Procedure,
     TableState,
@@ -31,6 +30,7 @@ from ister.core.upkeep import (
     spelling,
     to_compact,
 )
+from ister.lake.snapshot import lineage_of
 from ister.pipeline.session import MAINTENANCE, in_pool
 
 if TYPE_CHECKING:
@@ -312,17 +312,8 @@ def state_of(table: Table) -> TableState:
             LiveFile(repr(entry.data_file.partition), entry.data_file.file_size_in_bytes)
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
         ]
-    lineage = [
-        Lineage(
-            one.snapshot_id,
-            one.parent_snapshot_id,
-            one.timestamp_ms,
-            "" if one.summary is None else one.summary.operation.value,
-        )
-        for one in table.metadata.snapshots
-    ]
     named = {ref.snapshot_id for ref in table.metadata.refs.values()}
-    return TableState(files, len(manifests), lineage, named)
+    return TableState(files, len(manifests), lineage_of(table.metadata.snapshots), named)
 
 
 def reachable(table: Table) -> Iterator[str]:

@@ -26,6 +26,7 @@ from ister.config import load
 from ister.core.errors import BusyError, ClientError, UnknownTopicError
 from ister.core.names import TopicName, partition_of
 from ister.core.splits import SPLIT_BYTES, SPLITS_MAX
+from ister.core.tokens import TOKEN_VARIABLE
 from ister.pipeline.client import BrokerClient
 from ister.pipeline.source_offsets import Mark
 from ister.pipeline.source_options import Edge, InvalidOptionError, target_of
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from ister.pipeline.source_offsets import Marks
     from ister.pipeline.source_options import ReadOptions
 
-TOKEN_VARIABLE = "ISTER_PIPELINE_TOKEN"  # noqa: S105  # the variable's name
-"""Whoever has the broker's token in the environment is told of its files; all others read objects."""
 
 SCHEMA = StructType(
     [
@@ -247,8 +246,7 @@ def store_of(options: ReadOptions) -> Store:
     except OSError as error:
         raise InvalidOptionError("config", f"is {options.config}, which cannot be read: {error.strerror}") from None
     cloud = loaded.config.wal_cloud.cloud
-    root = str(Path(cloud.root).absolute()) if cloud.backend == "fs" else cloud.root
-    return Store(cloud.backend, root, cloud.public_options())
+    return Store(cloud.backend, cloud.absolute_root(), cloud.public_options())
 
 
 def _path(text: str | None) -> Path | None:

@@ -28,6 +28,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, String
 
 from ister.core.errors import ClientError, InvalidMessageError, UnknownOutcomeError
 from ister.core.names import TopicName, partition_of
+from ister.core.routing import fnv1a
 from ister.pipeline.client import NOT_NOW, BrokerRefusedError, BrokerUnavailableError
 from ister.pipeline.source_options import target_of
 
@@ -264,7 +265,7 @@ class Sender:
     def _route(self, key: str | None) -> str:
         """Choose a partition as every client does: by the key's hash, else in turn."""
         if key is not None:
-            return self._topics[_fnv1a(key.encode()) % len(self._topics)]
+            return self._topics[fnv1a(key.encode()) % len(self._topics)]
         self._turn += 1
         return self._topics[self._turn % len(self._topics)]
 
@@ -309,10 +310,3 @@ class Sender:
 def _number(topic: str) -> int:
     found = partition_of(TopicName.parse(topic))
     return 0 if found is None else found[1]
-
-
-def _fnv1a(data: bytes) -> int:
-    found = 0xCBF29CE484222325
-    for byte in data:
-        found = (found ^ byte) * 0x100000001B3 & UINT64
-    return found
