@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import defaultdict
+
+# Before anything imports gRPC: its handlers for fork() end one in three children that Spark's launcher forks from a
+# process with live channels, and some tests have both.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 import pytest
 import structlog

@@ -124,3 +124,37 @@ def test_without_a_network_the_error_names_the_jars_and_where_to_put_them(tmp_pa
     assert jars == ["org.nowhere_nothing-1.0.jar"]
     assert f"run once with a network, or put them into {tmp_path}/ister/ivy/jars" in told
     assert issubclass(JarsMissingError, BusyError)
+
+
+NO_START = """
+import sys
+from ister.config import load
+from ister.pipeline import session
+if "grpc" in sys.argv:
+    import grpc
+session.spark_packages = lambda config: []
+try:
+    session.open_session(load().config, master="local[1]")
+except session.SparkNotStartedError as error:
+    print(error)
+"""
+
+JAVA_THAT_ENDS = """#!/bin/sh
+[ "$1" = -version ] && echo 'openjdk version "17.0.1"' >&2 && exit 0
+exit 7
+"""
+
+
+@pytest.mark.parametrize(("word", "advice"), [("plain", "java -version"), ("grpc", "GRPC_ENABLE_FORK_SUPPORT=false")])
+def test_java_that_ends_at_once_is_told_with_what_to_do(tmp_path, word, advice):
+    launcher = tmp_path / "bin" / "java"
+    launcher.parent.mkdir()
+    launcher.write_text(JAVA_THAT_ENDS)
+    launcher.chmod(0o755)
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "JAVA_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", NO_START, word], env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Spark did not start")
+    assert advice in done.stdout

@@ -44,6 +44,21 @@ class JarsMissingError(BusyError):
         )
 
 
+class SparkNotStartedError(BusyError):
+    """Java ended before Spark could be talked to."""
+
+    def __init__(self, advice: str) -> None:
+        self.advice = advice
+        super().__init__(f"Spark did not start: Java ended at once, and its own message stands above; {advice}")
+
+
+AFTER_GRPC = (
+    "this process uses gRPC, whose handlers may have ended the child that was to become Java: start Spark before the first "
+    "gRPC call, or set GRPC_ENABLE_FORK_SUPPORT=false before Python starts"
+)
+BY_HAND = "run `java -version`, and check JAVA_HOME, the free memory and the free space in the temporary directory"
+
+
 def cache_directory() -> Path:
     """Return where jars and the launcher shim are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -113,7 +128,7 @@ def open_session(config: Config, *, master: str = LOCAL) -> SparkSession:
             raise
         missing = [name for name in map(jar_name, packages) if not (ivy / "jars" / name).is_file()]
         if not missing:
-            raise
+            raise SparkNotStartedError(AFTER_GRPC if "grpc" in sys.modules else BY_HAND) from error
         raise JarsMissingError(missing, str(ivy / "jars"), "its own message stands above") from None
     # Not before the start: what is given then stands on Java's command line, where every user of the machine sees it.
     for name, value in spark_catalog_conf(config).items():
