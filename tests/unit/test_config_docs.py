@@ -93,6 +93,7 @@ BESIDE = {
     **{f"{STORE}.{name}": S3 for name in ("type", "bucket", "root", "region", "endpoint")},
     f"{STORE}.access_key": {**S3, f"{STORE}.secret_key": "s"},
     f"{STORE}.secret_key": {**S3, f"{STORE}.access_key": "a"},
+    "storage.iceberg_config.reader.object_retention_minutes": {"storage.type": "iceberg"},
     "storage.iceberg_config.wal.max_file_size": {"wal_cloud.wal.rotation.max_bytes": "67108864"},
 }
 """What a line needs beside it to make sense."""

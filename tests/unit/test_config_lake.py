@@ -26,6 +26,7 @@ from ister.config.lake_keys import IcebergConfig, Maintenance, Reader, Writer
 from ister.core.errors import InvalidConfigError
 
 LAKE = "storage.iceberg_config"
+TYPES = ("wal_cloud", "iceberg")
 S3 = (
     "type: s3\nbucket: b\nroot: p\nregion: r\nendpoint: http://127.0.0.1:9000\naccess_key: ${ID}\nsecret_key: ${SECRET}"
 )
@@ -173,13 +174,47 @@ def test_a_program_that_contradicts_itself_is_refused_too():
         )
 
 
+# --- the type ---------------------------------------------------------------------------------------------------------
+
+
+def test_unless_a_file_says_otherwise_tables_are_written_and_not_read_back():
+    for config in (Config(), load(None, None, {}).config, lake("catalog: {type: memory}")):
+        assert config.storage.type == "wal_cloud"
+
+
+def test_tables_are_described_in_the_same_words_under_both_types():
+    texts = [f"storage:\n  type: {kind}\n  iceberg_config:\n    writer: {{batch_size: 7}}\n" for kind in TYPES]
+    assert [read(text).config.storage.iceberg_config.writer.batch_size for text in texts] == [7, 7]
+
+
+def test_a_reader_fails_where_rows_are_missing_and_objects_stay_for_ever():
+    assert (Reader().on_missing, Reader().object_retention_minutes) == ("fail", None)
+
+
+def test_objects_may_go_behind_a_table_that_is_read():
+    text = "storage:\n  type: iceberg\n  iceberg_config:\n    reader: {object_retention_minutes: 1, on_missing: skip}\n"
+    reader = read(text).config.storage.iceberg_config.reader
+    assert (reader.object_retention_minutes, reader.on_missing) == (1, "skip")
+
+
+def test_objects_may_not_go_behind_a_table_that_nobody_reads():
+    kept = "  iceberg_config:\n    reader:\n      object_retention_minutes: 60\n"
+    [problem] = problems(f"storage:\n  type: wal_cloud\n{kept}")
+    assert problem.startswith(f"f.yml:5: {LAKE}.reader.object_retention_minutes: needs storage.type iceberg")
+    assert problem.endswith("(type is in line 2)")
+    [problem] = problems(f"storage:\n{kept}")
+    assert problem.startswith(f"f.yml:4: {LAKE}.reader.object_retention_minutes: needs storage.type iceberg")
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("path", "line", "told"),
     [
-        ("storage", "type: local", "must be one of iceberg"),
+        ("storage", "type: local", "must be one of wal_cloud or iceberg"),
+        (f"{LAKE}.reader", "on_missing: guess", "must be one of fail or skip"),
+        (f"{LAKE}.reader", "object_retention_minutes: 0", "must be at least 1"),
         (f"{LAKE}.maintenance", "orphan_hours: 23", "must be at least 24"),
         (f"{LAKE}.writer", "exclude: [default/x]", "must be /namespace/topic"),
         (f"{LAKE}.writer", "max_memory_bytes: 1", "must be at least 1,048,576"),

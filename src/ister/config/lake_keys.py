@@ -190,6 +190,20 @@ class Reader(Section):
     )
     max_concurrent_reads: int = setting("Data files read at the same time.", default=10, ge=1, le=1000)
     prefetch_size: int = setting("Batches read ahead of the consumer.", default=5, ge=1, le=1000)
+    on_missing: Literal["fail", "skip"] = setting(
+        "What a reader does when the table lacks an offset that it should hold. fail: stop there and say so. skip: go on "
+        "behind it, with a warning.",
+        default="fail",
+    )
+    object_retention_minutes: int | None = setting(
+        "Minutes that an object stays after its table was checked to hold its rows; none: for ever. Only with "
+        "`storage.type: iceberg`.",
+        default=None,
+        allowed="a whole number, from 1 to 52,560,000",
+        example="1440",
+        ge=1,
+        le=52_560_000,
+    )
 
 
 class Maintenance(Section):
@@ -235,7 +249,19 @@ class IcebergConfig(Section):
 
 
 class Storage(Section):
-    """Where messages end up for good: Iceberg tables."""
+    """Where messages end up for good, and whether they are read back from there."""
 
-    type: Literal["iceberg"] = setting("The kind of storage; there is one.", default="iceberg", allowed="iceberg")
+    type: Literal["wal_cloud", "iceberg"] = setting(
+        "wal_cloud: tables are written, and not read back. iceberg: a topic's table is read too, behind log and objects, "
+        "and subscriptions' cursors are kept in metadata.",
+        default="wal_cloud",
+    )
     iceberg_config: IcebergConfig = IcebergConfig()
+
+    def _clashes(self) -> Iterator[Clash]:
+        if self.type == "wal_cloud" and self.iceberg_config.reader.object_retention_minutes is not None:
+            yield Clash(
+                "iceberg_config.reader.object_retention_minutes",
+                "type",
+                "needs storage.type iceberg: under wal_cloud nobody could read what was deleted; take one of them out",
+            )

@@ -45,6 +45,9 @@ repeats a value.
 `storage.iceberg_config` speaks of the log (`wal`) and the object store (`object_store`) by its own names. They are the
 same settings as those under `wal_cloud`: give them in either place; in both, they must say the same.
 
+`storage.iceberg_config` says where tables are written, whatever `storage.type` is. With `type: iceberg` they are read
+back too, and the subscriptions' cursors move into metadata when a topic is opened; with `wal_cloud` they move back.
+
 Secrets (`access_key`, `secret_key`, `session_token`, `credentials_json`, `account_key`, `etcd_password`, the catalog's
 `password`, `credential` and `token`, and options and properties whose name has key, secret, token, pass, credential,
 sas, auth, connection_string or delegation in it) are shown as `***` everywhere. Take them from the environment; `ister config check` warns about secrets in the file.
@@ -207,6 +210,16 @@ storage:
       exclude: ["/default/debug-*"]           # topics without a table
     maintenance:
       target_file_bytes: 268435456
+""",
+    ),
+    (
+        "Objects that go once their table holds the messages",
+        """\
+storage:
+  type: iceberg                               # readers go on in the table
+  iceberg_config:
+    reader:
+      object_retention_minutes: 1440          # a day after the table was checked to hold them
 """,
     ),
     (

@@ -168,28 +168,33 @@ def batch_of(data: Frames, scan: Scan) -> pa.RecordBatch:
 
 def messages_of(data: Frames, scan: Scan, topic_name: str, source: str) -> list[StreamMessage]:
     """Build the messages of a scan; `source` names the place if a text in one of them is not UTF-8."""
+    first = scan.next_offset - scan.rows
     try:
-        return _messages(data, scan, topic_name)
+        return messages_in(Chunk(data, first, scan.next_offset), topic_name, at=scan.first_row)
     except ValueError as error:
-        raise CorruptLogError(source, max(0, scan.first_row), scan.next_offset - scan.rows, str(error)) from None
+        raise CorruptLogError(source, max(0, scan.first_row), first, str(error)) from None
 
 
-def _messages(data: Frames, scan: Scan, topic_name: str) -> list[StreamMessage]:
-    """Build the common kind of message through C-speed maps, one with optional parts by itself."""
-    rows = scan.rows
+def messages_in(chunk: Chunk, topic_name: str, *, at: int = 0) -> list[StreamMessage]:
+    """Build the messages of checked frames, the first of which stands at `at`; ValueError when a text is not UTF-8.
+
+    The common kind of message is built through C-speed maps, one with optional parts by itself.
+    """
+    data, first, stop = chunk
+    rows = stop - first
     if not rows:
         return []
     raw = bytes(data)
     wide = np.empty((4, rows), np.uint64)
     places = np.empty((3, rows), np.int64)
     runs = np.empty(rows, np.int64)
-    run_count = kernels.locate(_view(data), scan.first_row, rows, wide, places, runs)
+    run_count = kernels.locate(_view(data), at, rows, wide, places, runs)
     bodies, starts, stops = places.tolist()
     times = wide[0].view(np.int64).tolist()
     published, producers, requests = wide[1].tolist(), wide[2].tolist(), wide[3].tolist()
     names, addrs = _run_names(raw, np.abs(places[0]), runs, run_count)
     payloads = map(raw.__getitem__, map(slice, starts, stops))
-    offsets = range(scan.next_offset - rows, scan.next_offset)
+    offsets = range(first, stop)
     make = tuple.__new__
     ids = map(make, repeat(MsgID), zip(producers, repeat(topic_name), addrs, offsets))  # repeat has no end
     messages: list[StreamMessage] = list(
@@ -224,15 +229,37 @@ def encode_columns(batch: pa.RecordBatch, offset: int, append_time_us: int, *, b
     Everything is checked before the first chunk is given out: a batch that cannot be stored leaves nothing behind.
     """
     rows = batch.num_rows
-    columns = _columns(batch)
-    texts, payload, map_at = columns.texts, columns.payload, columns.map_at
-    ends = np.empty(rows, np.int64)
-    bad = kernels.measure(rows, tuple(at for at, _ in texts), payload[0], map_at, ends)
+    columns = _columns(_castable(batch), rows)
+    ends, bad = _measure(columns, rows)
     if bad >= 0:
         raise InvalidMessageError(
             "batch", f"row {bad} is too large: 64 MiB a message, 65535 bytes a name, key or count of attributes"
         )
-    return _chunks(rows, ends, columns, offset, append_time_us, bytes_max)
+    offsets = np.arange(offset, offset + rows, dtype=np.int64)
+    times = np.full(rows, append_time_us, np.int64)
+    return _chunks(rows, ends, columns, offsets, times, bytes_max)
+
+
+def rebuild_frames(batch: pa.RecordBatch) -> tuple[Chunk, int]:
+    """Write rows of SCHEMA, dense and in order, as the frames they came from; returns them, and the first row that differs.
+
+    A row differs when its frame has not the checksum that its `frame_crc` remembers: some value of it is another one. -1 when
+    none does.
+    """
+    rows = batch.num_rows
+    columns = _columns({name: batch.column(name) for name in SCHEMA.names if name not in ASSIGNED}, rows)
+    ends, bad = _measure(columns, rows)
+    if bad >= 0:
+        return Chunk(b"", 0, 0), bad
+    offsets = batch.column("topic_offset").to_numpy()
+    times = batch.column("append_time").cast(pa.int64()).to_numpy()
+    out = np.empty(int(ends[-1]) if rows else 0, np.uint8)
+    kernels.build(0, rows, _readonly(offsets), _readonly(times), *columns, out)
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if rows else ends
+    found = out[starts[:, None] + np.arange(12, 16)].copy().view("<u4").ravel()
+    differing = np.flatnonzero(found != batch.column("frame_crc").to_numpy())
+    first = int(offsets[0]) if rows else 0
+    return Chunk(out.data, first, first + rows), int(differing[0]) if len(differing) else -1
 
 
 def strip_markers(data: Frames) -> bytes:
@@ -250,30 +277,28 @@ class _Columns(NamedTuple):
     fixed: np.ndarray
     narrow: np.ndarray
     texts: tuple[tuple[np.ndarray, np.ndarray], ...]
-    payload: tuple[np.ndarray, np.ndarray]
+    payload_at: np.ndarray
+    payload_data: np.ndarray
     map_at: np.ndarray
 
 
+def _measure(columns: _Columns, rows: int) -> tuple[np.ndarray, int]:
+    """Return where each row's frame will stop, and the first row that breaks a limit, or -1."""
+    ends = np.empty(rows, np.int64)
+    starts = tuple(at for at, _ in columns.texts)
+    return ends, kernels.measure(rows, starts, columns.payload_at, columns.map_at, ends)
+
+
 def _chunks(
-    rows: int, ends: np.ndarray, columns: _Columns, offset: int, append_time_us: int, bytes_max: int
+    rows: int, ends: np.ndarray, columns: _Columns, offsets: np.ndarray, times: np.ndarray, bytes_max: int
 ) -> Iterator[Chunk]:
     row = 0
+    offset = int(offsets[0]) if rows else 0
     done = 0
     while row < rows:
         stop = max(row + 1, int(np.searchsorted(ends, done + bytes_max, side="right")))
         out = np.empty(int(ends[stop - 1]) - done, np.uint8)
-        kernels.build(
-            row,
-            stop,
-            offset + row,
-            append_time_us,
-            columns.fixed,
-            columns.narrow,
-            columns.texts,
-            *columns.payload,
-            columns.map_at,
-            out,
-        )
+        kernels.build(row, stop, _readonly(offsets), _readonly(times), *columns, out)
         yield Chunk(out.data, offset + row, offset + stop)
         done = int(ends[stop - 1])
         row = stop
@@ -330,7 +355,8 @@ def _run_names(raw: bytes, bodies: np.ndarray, runs: np.ndarray, count: int) -> 
     return map(names.__getitem__, of), map(addrs.__getitem__, of)
 
 
-def _columns(batch: pa.RecordBatch) -> _Columns:
+def _castable(batch: pa.RecordBatch) -> dict[str, pa.Array | None]:
+    """Return the columns of a batch that somebody gave us, each checked and of its type; None for those it has not."""
     unknown = sorted(set(batch.schema.names) - set(SCHEMA.names))
     if unknown:
         raise InvalidMessageError("batch", f"has columns that a message does not: {', '.join(unknown)}")
@@ -338,8 +364,11 @@ def _columns(batch: pa.RecordBatch) -> _Columns:
         raise InvalidMessageError("batch", "has two columns of the same name")
     if "payload" not in batch.schema.names:
         raise InvalidMessageError("batch", "has no column payload")
-    rows = batch.num_rows
-    cast = {name: _cast(batch, name) for name in SCHEMA.names if name not in ASSIGNED}
+    return {name: _cast(batch, name) for name in SCHEMA.names if name not in ASSIGNED}
+
+
+def _columns(cast: dict[str, pa.Array | None], rows: int) -> _Columns:
+    """Lay columns out for the kernels."""
     fixed = np.empty((4, rows), np.uint64)
     for row, name in enumerate(("publish_time", "producer_id", "request_id", "schema_id")):
         fixed[row] = _values(cast[name], rows, np.uint64)
@@ -351,7 +380,9 @@ def _columns(batch: pa.RecordBatch) -> _Columns:
         ("routing_key", FLAG_ROUTING_KEY),
     ):
         column = cast[name]
-        if column is not None:
+        if column is not None and column.null_count == 0:
+            narrow[1] |= np.uint32(flag)
+        elif column is not None and column.null_count < rows:
             narrow[1] |= np.where(column.is_valid().to_numpy(zero_copy_only=False), np.uint32(flag), np.uint32(0))
     attributes = cast["attributes"]
     if attributes is None:
@@ -369,7 +400,7 @@ def _columns(batch: pa.RecordBatch) -> _Columns:
         keys,
         items,
     )
-    return _Columns(fixed, narrow, texts, _parts(cast["payload"]), _readonly(map_at))
+    return _Columns(fixed, narrow, texts, *_parts(cast["payload"]), _readonly(map_at))
 
 
 def _cast(batch: pa.RecordBatch, name: str) -> pa.Array | None:
@@ -389,7 +420,7 @@ def _cast(batch: pa.RecordBatch, name: str) -> pa.Array | None:
 def _values(column: pa.Array | None, rows: int, kind: type) -> np.ndarray:
     if column is None:
         return np.zeros(rows, kind)
-    values: np.ndarray = column.fill_null(0).to_numpy(zero_copy_only=False)
+    values: np.ndarray = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
     return values
 
 

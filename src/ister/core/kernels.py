@@ -436,8 +436,8 @@ def _put(out, at, value, count):  # type: ignore[no-untyped-def]  # noqa: ANN001
 
 
 @njit(nogil=True, cache=True)
-def build(row, stop_row, offset, append_time, fixed, narrow, texts, payload_at, payload_data, map_at, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """Write rows [row, stop_row) as sealed frames into `out`, offsets counting up from `offset`.
+def build(row, stop_row, offsets, times, fixed, narrow, texts, payload_at, payload_data, map_at, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Write rows [row, stop_row) as sealed frames into `out`, each with its own offset and append time.
 
     fixed: u64[4, rows] publish_time, producer_id, request_id, schema_id. narrow: u32[2, rows] schema_version, flags.
     """
@@ -478,7 +478,7 @@ def build(row, stop_row, offset, append_time, fixed, narrow, texts, payload_at, 
         out[body + 1] = VERSION
         _put(out, body + 2, np.uint64(narrow[1, row]), 2)
         _put(out, body + 4, np.uint64(narrow[0, row]), 4)
-        _put(out, body + 8, np.uint64(append_time), 8)
+        _put(out, body + 8, np.uint64(times[row]), 8)
         for k in range(4):
             _put(out, body + 16 + 8 * k, fixed[k, row], 8)
         _put(out, body + 48, np.uint64(name), 2)
@@ -488,10 +488,9 @@ def build(row, stop_row, offset, append_time, fixed, narrow, texts, payload_at, 
         _put(out, body + 56, np.uint64(attributes), 4)
         _put(out, body + 60, np.uint64(payload), 4)
         length = part - body
-        _put(out, at, np.uint64(offset), 8)
+        _put(out, at, np.uint64(offsets[row]), 8)
         _put(out, at + 8, np.uint64(length), 4)
         _put(out, at + 12, np.uint64(frame_crc(out, at, length)), 4)
         at = part
-        offset += 1
         row += 1
     return at

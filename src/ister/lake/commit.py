@@ -45,8 +45,10 @@ from ister.lake.snapshot import Stage, delete_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
+    from pyiceberg.table.snapshots import Snapshot
 
     from ister.core.names import TopicName
     from ister.core.publish import Verdict
@@ -91,6 +93,20 @@ class LakeTable:
     def schema(self) -> Schema:
         """Its columns."""
         return self._table.schema()
+
+    @property
+    def files(self) -> FileIO:
+        """Its files."""
+        return self._table.io
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What it held when it was last read."""
+        return self._table.current_snapshot()
+
+    def snapshot_of(self, snapshot_id: int) -> Snapshot | None:
+        """Return an older state of it, if that is still known."""
+        return self._table.snapshot_by_id(snapshot_id)
 
     @property
     def io_properties(self) -> dict[str, str]:

@@ -51,6 +51,30 @@ class LakeUnavailableError(BusyError):
         super().__init__(f"could not {action} table {table}: {cause}; nothing was committed, try again later")
 
 
+class MissingRowsError(CorruptError):
+    """Rows that the table says it holds are not in it."""
+
+    def __init__(self, table: str, start: int, stop: int, partition: int = 0) -> None:
+        self.table = table
+        self.start = start
+        self.stop = stop
+        self.partition = partition
+        super().__init__(
+            f"table {table} does not have offsets {start} to {stop - 1} of partition {partition}, which it says it holds; "
+            "run `ister lake repair` if the log or the objects still have them, or read with on_missing: skip"
+        )
+
+
+class CorruptRowsError(CorruptError):
+    """A row or a data file is not what was committed."""
+
+    def __init__(self, table: str, file: str, reason: str) -> None:
+        self.table = table
+        self.file = file
+        self.reason = reason
+        super().__init__(f"table {table}, file {file}: {reason}; nothing of it is delivered")
+
+
 class CommitConflictError(BusyError):
     """Others commit to the table all the time, and ours never came first; no snapshot was made."""
 

@@ -31,6 +31,8 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from ister.core.columns import SCHEMA as STORED
+
 if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
 
@@ -114,6 +116,30 @@ def table_rows(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
         "frame_crc": column("frame_crc").view(pa.int32()),
     }
     return pa.RecordBatch.from_arrays([arrays[name] for name in ARROW.names], schema=ARROW)
+
+
+def stored_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Turn rows of a table, whoever wrote its files, back into stored messages; pa.ArrowInvalid when they are none."""
+    column = rows.column
+    arrays = {
+        "topic_offset": column("topic_offset"),
+        "append_time": column("append_time").cast(STORED.field("append_time").type),
+        "publish_time": column("publish_time_ms").view(pa.uint64()),
+        "producer_id": column("producer_id").view(pa.uint64()),
+        "request_id": column("request_id").view(pa.uint64()),
+        "schema_id": column("schema_id").view(pa.uint64()),
+        "schema_version": column("schema_version").view(pa.uint32()),
+        "producer_name": column("producer_name").cast(pa.string()),
+        "broker_addr": column("broker_addr").cast(pa.string()),
+        "routing_key": column("routing_key").cast(pa.string()),
+        "attributes": column("attributes").cast(STORED.field("attributes").type),
+        "payload": column("payload").cast(pa.binary()),
+        "frame_crc": column("frame_crc").view(pa.uint32()),
+    }
+    for field in STORED:
+        if not field.nullable and arrays[field.name].null_count:
+            raise pa.ArrowInvalid(f"{field.name} is null in a row")
+    return pa.RecordBatch.from_arrays([arrays[name] for name in STORED.names], schema=STORED)
 
 
 def _narrow(field: pa.Field) -> pa.Field:

@@ -15,6 +15,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.transforms import IdentityTransform
 
+from ister.core.errors import IsterError
 from ister.core.tables import EPOCH, GENERATION, TOPIC, UPTO, base_of, table_of, with_generation, with_hash
 from ister.lake.commit import LakeTable
 from ister.lake.errors import LakeUnavailableError, TableMovedError
@@ -84,6 +85,18 @@ class Lake:
         except Exception as error:
             raise LakeUnavailableError(name, "find or make", f"{type(error).__name__}: {error}") from error
         raise LakeUnavailableError(name, "find or make", "its name is taken by others each time")
+
+    def find(self, topic: TopicName, generation: int) -> LakeTable | None:
+        """Return a topic's table if there is one; makes and changes nothing."""
+        base = base_of(topic)
+        name = ".".join(table_of(base))
+        try:
+            found = self._find(base, generation)
+            return None if isinstance(found, tuple) else LakeTable(found, base, generation)
+        except IsterError:
+            raise
+        except Exception as error:
+            raise LakeUnavailableError(name, "find", f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Let go of the catalog."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from abc import ABC, abstractmethod
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -20,7 +22,7 @@ from ister.core.errors import CorruptCursorsError, CursorsNotSavedError, DiskFul
 from ister.ports.files import append_all, create_draft
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ister.ports.files import Files
@@ -29,6 +31,8 @@ log = structlog.get_logger()
 
 CURSORS_NAME = "cursors.json"
 VERSION = 1
+
+T = TypeVar("T")
 
 
 def dump_cursors(cursors: Mapping[str, int]) -> bytes:
@@ -86,19 +90,13 @@ class MemoryCursors:
         """Do nothing: nothing is under way."""
 
 
-class CursorFile:
-    """Progress in a file of the log's directory, which must be owned for as long as this is used.
+class SavedCursors(ABC):
+    """Progress that is read once, and saved by one write at a time; what is written to is a subclass's matter.
 
-    One write at a time, off the loop; what changes meanwhile goes into the next one together, so that many
-    subscriptions cost as many syncs as one. `limit` is where the log ended when it was opened: a cursor beyond it
-    points to messages that are gone, and would skip those that take their place.
+    What changes during a write goes into the next one together, so that many subscriptions cost as many writes as one.
     """
 
-    def __init__(self, files: Files, directory: Path, log_name: str, limit: int) -> None:
-        self._files = files
-        self._directory = directory
-        self._log_name = log_name
-        self._limit = limit
+    def __init__(self) -> None:
         self._loaded = False
         self._wanted: dict[str, int] = {}
         self._lowest: dict[str, int] = {}
@@ -107,15 +105,20 @@ class CursorFile:
         self._loading: asyncio.Future[None] | None = None
         self._saving: asyncio.Future[None] | None = None
 
+    @abstractmethod
+    def _begin_load(self) -> asyncio.Future[dict[str, int]]:
+        """Begin to read every cursor; those beyond the limit are cut back, durably."""
+
+    @abstractmethod
+    def _begin_save(self, cursors: dict[str, int]) -> asyncio.Future[None]:
+        """Begin to save these cursors, and no others."""
+
     async def load(self) -> None:
-        """Read the file, once; anything beyond the limit is cut back, durably, before anyone sees it."""
+        """Read what is saved, once; anything beyond the limit is cut back, durably, before anyone sees it."""
         while not self._loaded:
             if self._loading is None:
                 self._loading = self._start_load()
-            try:
-                await asyncio.shield(self._loading)
-            except OSError as error:
-                raise self._not_saved(error) from error
+            await asyncio.shield(self._loading)
 
     def has_reached(self, subscription: str, cursor: int) -> bool:
         """Tell whether a subscription is at `cursor` or beyond, or soon will be."""
@@ -124,13 +127,13 @@ class CursorFile:
     def kept(self) -> dict[str, int]:
         """Return every subscription's cursor, the lowest that a crash at this moment could leave.
 
-        So a write that is under way, or that failed and may have landed, counts as well as what is on disk; and a
+        So a write that is under way, or that failed and may have landed, counts as well as what is saved; and a
         subscription that is just being made known counts already. Retention deletes nothing above these.
         """
         return _lower(self._lowest, self._wanted)
 
     async def advance(self, subscription: str, cursor: int) -> int:
-        """Move a subscription on, never back; returns its cursor once that is on disk."""
+        """Move a subscription on, never back; returns its cursor once that is saved."""
         if not self.has_reached(subscription, cursor):
             self._wanted[subscription] = cursor
             self._changes += 1
@@ -138,7 +141,7 @@ class CursorFile:
         return self._lowest.get(subscription, cursor)
 
     async def advance_known(self, wanted: Mapping[str, int]) -> dict[str, int]:
-        """Move those subscriptions on that are known, in one write; returns their cursors once that is on disk.
+        """Move those subscriptions on that are known, in one write; returns their cursors once that is saved.
 
         One that is not known was forgotten meanwhile: saved again, it would hold everything back for ever.
         """
@@ -150,7 +153,7 @@ class CursorFile:
         return {name: self._lowest[name] for name in wanted if name in self._lowest}
 
     async def put(self, subscription: str, cursor: int) -> int:
-        """Move a subscription to a place, back too; returns its cursor once that is on disk."""
+        """Move a subscription to a place, back too; returns its cursor once that is saved."""
         if self._wanted.get(subscription) != cursor:
             self._wanted[subscription] = cursor
             self._changes += 1
@@ -158,61 +161,100 @@ class CursorFile:
         return self._lowest.get(subscription, cursor)
 
     async def forget(self, subscription: str) -> None:
-        """Take a subscription away; returns once it is gone from the file."""
+        """Take a subscription away; returns once it is gone for good."""
         if self._wanted.pop(subscription, None) is not None:
             self._changes += 1
         await self._saved()
 
+    async def replace(self, cursors: Mapping[str, int]) -> None:
+        """Save exactly these cursors, whatever was there; for a move, before anyone else uses this."""
+        self._wanted = dict(cursors)
+        self._changes += 1
+        await self._saved()
+
     async def settle(self) -> None:
-        """Return once nothing is under way and every change is saved; the directory can be let go of then."""
+        """Return once nothing is under way and every change is saved; what is written to can be let go of then."""
         if self._loading is not None:
             await asyncio.wait({self._loading})
         await self._saved()
 
     async def _saved(self) -> None:
-        """Return once every change made so far is on disk."""
+        """Return once every change made so far is saved."""
         upto = self._changes
         while self._changes_saved < upto:
             if self._saving is None:
                 self._saving = self._start_save()
-            try:
-                # A caller that gives up does not stop the write: the next one must not begin before it has ended.
-                await asyncio.shield(self._saving)
-            except OSError as error:
-                raise self._not_saved(error) from error
+            # A caller that gives up does not stop the write: the next one must not begin before it has ended.
+            await asyncio.shield(self._saving)
 
     def _start_load(self) -> asyncio.Future[None]:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[None] = loop.create_future()
-        job = loop.run_in_executor(None, _open_file, self._files, self._directory, self._limit)
-        job.add_done_callback(partial(self._load_ended, answer))
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._begin_load().add_done_callback(partial(self._load_ended, answer))
         return answer
 
     def _load_ended(self, answer: asyncio.Future[None], job: asyncio.Future[dict[str, int]]) -> None:
         self._loading = None
-        if job.exception() is None:
+        if _succeeded(job):
             self._lowest = job.result()
             self._wanted = dict(self._lowest)
             self._loaded = True
-        _pass_on(job.exception(), answer)
+        _pass_on(job, answer)
 
     def _start_save(self) -> asyncio.Future[None]:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[None] = loop.create_future()
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         snapshot = dict(self._wanted)
         self._lowest = _lower(self._lowest, snapshot)
-        job = loop.run_in_executor(None, _replace_file, self._files, self._directory, dump_cursors(snapshot))
-        job.add_done_callback(partial(self._save_ended, snapshot, self._changes, answer))
+        self._begin_save(snapshot).add_done_callback(partial(self._save_ended, snapshot, self._changes, answer))
         return answer
 
     def _save_ended(
         self, snapshot: dict[str, int], changes: int, answer: asyncio.Future[None], job: asyncio.Future[None]
     ) -> None:
         self._saving = None
-        if job.exception() is None:
+        if _succeeded(job):
             self._lowest = snapshot
             self._changes_saved = changes
-        _pass_on(job.exception(), answer)
+        _pass_on(job, answer)
+
+
+class CursorFile(SavedCursors):
+    """Progress in a file of the log's directory, which must be owned for as long as this is used.
+
+    Written off the loop. `limit` is where the log ended when it was opened: a cursor beyond it points to messages that
+    are gone, and would skip those that take their place.
+    """
+
+    def __init__(self, files: Files, directory: Path, log_name: str, limit: int) -> None:
+        super().__init__()
+        self._files = files
+        self._directory = directory
+        self._log_name = log_name
+        self._limit = limit
+
+    async def replace(self, cursors: Mapping[str, int]) -> None:
+        """Save exactly these cursors, whatever was there, damage too; for a move, before anyone else uses this."""
+        self._loaded = True
+        await super().replace(cursors)
+
+    async def remove(self) -> None:
+        """Take the file away, durably; nothing happens when there is none. Nobody may use this afterwards."""
+        await self.settle()
+        await self._on_thread(partial(_remove_file, self._files, self._directory))
+
+    def _begin_load(self) -> asyncio.Future[dict[str, int]]:
+        return self._on_thread(partial(_open_file, self._files, self._directory, self._limit))
+
+    def _begin_save(self, cursors: dict[str, int]) -> asyncio.Future[None]:
+        return self._on_thread(partial(_replace_file, self._files, self._directory, dump_cursors(cursors)))
+
+    def _on_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        def job() -> T:
+            try:
+                return work()
+            except OSError as error:
+                raise self._not_saved(error) from error
+
+        return asyncio.get_running_loop().run_in_executor(None, job)
 
     def _not_saved(self, error: OSError) -> DiskFullError | CursorsNotSavedError:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
@@ -220,7 +262,11 @@ class CursorFile:
         return CursorsNotSavedError(str(self._directory / CURSORS_NAME), error.strerror or str(error))
 
 
-def _pass_on(error: BaseException | None, answer: asyncio.Future[None]) -> None:
+def _succeeded(job: asyncio.Future[T]) -> bool:
+    return not job.cancelled() and job.exception() is None
+
+
+def _pass_on(job: asyncio.Future[T], answer: asyncio.Future[None]) -> None:
     """Answer for a job once its effect is recorded.
 
     Nobody waits for the job itself: it is done a moment before its effect is recorded, and a loop that waits for the
@@ -228,7 +274,9 @@ def _pass_on(error: BaseException | None, answer: asyncio.Future[None]) -> None:
     """
     if answer.done():
         return
-    if error is None:
+    if job.cancelled():
+        answer.cancel()
+    elif (error := job.exception()) is None:
         answer.set_result(None)
     else:
         answer.set_exception(error)
@@ -242,6 +290,9 @@ def _lower(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 
 def _open_file(files: Files, directory: Path, limit: int) -> dict[str, int]:
     cursors = _read_file(files, directory / CURSORS_NAME)
+    if cursors:
+        # Who was killed after the rename has not synced it: we would count on cursors that a power loss takes back.
+        files.sync_directory(directory)
     beyond = {subscription: cursor for subscription, cursor in cursors.items() if cursor > limit}
     if beyond:
         # On disk too, and now: once the log has grown past such a cursor, no later open could tell that it is wrong.
@@ -277,3 +328,15 @@ def _replace_file(files: Files, directory: Path, data: bytes) -> None:
         file.close()
     files.rename(draft, path)
     files.sync_directory(directory)
+
+
+def _remove_file(files: Files, directory: Path) -> None:
+    """Take the file and its draft away, then sync: a file that came back would only be removed again."""
+    path = directory / CURSORS_NAME
+    found = False
+    for name in (path.with_name(path.name + ".tmp"), path):
+        with suppress(FileNotFoundError):
+            files.remove(name)
+            found = True
+    if found:
+        files.sync_directory(directory)

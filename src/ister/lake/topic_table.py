@@ -1,0 +1,342 @@
+"""Read a topic back from its table, whatever happens to the table's files meanwhile.
+
+The offset is the cursor, not the snapshot: what comes next is planned on the newest snapshot, and planned again when a file
+has vanished because someone compacted, sorted or expired. A file that the newest snapshot has and that is not there is
+damage; one that cannot be reached is tried again by whoever reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import structlog
+
+from ister.core.columns import messages_in
+from ister.core.errors import LogClosedError
+from ister.core.layout import NO_TABLE, Place, TableEnd
+from ister.core.names import partition_of
+from ister.lake.deletes import deleted_of
+from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
+from ister.lake.index import FileIndex, plan_scan
+from ister.lake.lane import OFFSETS, Wish, read_lane
+from ister.lake.scan import FileTroubleError, Scan, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from ister.core.layout import Changes, Part
+    from ister.core.message import StreamMessage
+    from ister.core.names import TopicName
+    from ister.lake.commit import LakeTable
+    from ister.lake.scan import Rows
+    from ister.lake.table import Lake
+
+log = structlog.get_logger()
+
+PROVE_ROWS = 1 << 24
+"""How many offsets are looked at together; a byte each."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What readers of tables have done so far."""
+
+    snapshots: int = 0
+    files: int = 0
+    rows: int = 0
+    skipped: int = 0
+    replans: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """How tables are read back."""
+
+    poll_interval_s: float = 1.0
+    max_concurrent_reads: int = 10
+    prefetch_size: int = 5
+    on_missing: Literal["fail", "skip"] = "fail"
+
+
+@dataclass(slots=True)
+class TableReads:
+    """What all readers of a process share: the lake, the threads, the counters. Close it at the end."""
+
+    lake: Lake
+    options: ReaderOptions = field(default_factory=ReaderOptions)
+    seen: Seen = field(default_factory=Seen)
+    files: ThreadPoolExecutor = field(init=False)
+    streams: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.files = ThreadPoolExecutor(self.options.max_concurrent_reads, "lake-file")
+        self.streams = ThreadPoolExecutor(32, "lake-stream")
+
+    def table(self, topic: TopicName, generation: int) -> LakeTopicTable:
+        """Return the rows of a topic, or of a partition, in its table."""
+        return LakeTopicTable(self, topic, generation)
+
+    def close(self) -> None:
+        """Let go of the threads; what they do ends first."""
+        self.streams.shutdown()
+        self.files.shutdown()
+
+
+class LakeTopicTable:
+    """One topic's rows; a `ister.storage.table_tier.TopicTable`."""
+
+    def __init__(self, reads: TableReads, topic: TopicName, generation: int) -> None:
+        part = partition_of(topic)
+        self.topic = topic
+        self.partition = 0 if part is None else part[1]
+        self.reads = reads
+        self._generation = generation
+        self._table: LakeTable | None = None
+        self._index = FileIndex()
+        self._lock = threading.Lock()
+        self._end = NO_TABLE
+        self._closed = False
+
+    # --- the catalog --------------------------------------------------------------------------------------------------
+
+    async def look(self) -> TableEnd:
+        """Ask the catalog how far the table goes now; NO_TABLE when there is none."""
+        return await asyncio.get_running_loop().run_in_executor(self.reads.streams, self.refresh)
+
+    def refresh(self) -> TableEnd:
+        """Do what `look` does, in this thread."""
+        with self._lock:
+            if self._closed:
+                raise LogClosedError(str(self.topic))
+            if self._table is None:
+                self._table = self.reads.lake.find(self.topic, self._generation)
+                if self._table is None:
+                    return NO_TABLE
+            else:
+                self._table.refresh()
+            snapshot = self._table.snapshot
+            before = self._index.snapshot_id
+            try:
+                self._index.turn(snapshot, self._table.files)
+            except Exception as error:
+                raise LakeUnavailableError(self.name, "list files of", f"{type(error).__name__}: {error}") from error
+            if self._index.snapshot_id != before:
+                self.reads.seen.snapshots += 1
+            newest = max((part.append_time_us for part in self._index.parts), default=0)
+            self._end = TableEnd(self._table.upto(self.partition), newest, self._index.snapshot_id)
+            return self._end
+
+    def plan_scan(self, before: int | None, after: int) -> Changes:
+        """Return which data files lie between two snapshots; without the first, all of the second.
+
+        TableMovedError when one of them is not known any more.
+        """
+        if self._table is None:
+            self.refresh()
+        table = self._table
+        if table is None:
+            raise LakeUnavailableError(self.name, "find", "there is none")
+        snapshots = [None if number is None else table.snapshot_of(number) for number in (before, after)]
+        if snapshots[1] is None or (before is not None and snapshots[0] is None):
+            raise TableMovedError(self.name, f"snapshot {before if snapshots[1] else after} has expired")
+        return plan_scan(snapshots[0], snapshots[1], table.files)
+
+    @property
+    def name(self) -> str:
+        """The table's name, or the topic's while there is none."""
+        return str(self.topic) if self._table is None else ".".join(self._table.identifier)
+
+    @property
+    def end(self) -> TableEnd:
+        """How far the table went when it was last looked at."""
+        return self._end
+
+    def place(self, offset: int) -> Place | None:
+        """Return where an offset is in the snapshot that was last looked at; None when it is not there. Asks nobody."""
+        snapshot_id = self._index.snapshot_id
+        found = self._index.plan(offset, offset + 1, self.partition)
+        return Place(snapshot_id, found[0].path) if found and snapshot_id is not None else None
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def open(self, start: int, stop: int) -> LakeStream:
+        """Read the messages [start, stop), in order, each once."""
+        return LakeStream(self, start, stop)
+
+    def rows(self, start: int, stop: int) -> Iterator[Rows]:
+        """Give the rows [start, stop), dense and in order; for a thread, which waits for files."""
+        at = start
+        while at < stop:
+            if self._end.upto < stop:
+                self.refresh()
+            if self._end.upto < stop:
+                raise MissingRowsError(self.name, max(at, self._end.upto), stop, self.partition)
+            scan = self._scan(at, stop)
+            try:
+                for rows in scan:
+                    at = rows.chunk.stop
+                    self.reads.seen.rows += rows.batch.num_rows
+                    yield rows
+                at = scan.next_offset
+            except FileTroubleError as trouble:
+                at = scan.next_offset
+                self._judge(trouble)
+
+    async def prove(self, start: int, stop: int) -> None:
+        """Return once the newest snapshot was seen to hold every offset of [start, stop); MissingRowsError when not."""
+        await asyncio.get_running_loop().run_in_executor(self.reads.streams, self._prove, start, stop)
+
+    async def close(self) -> None:
+        """Read no more; streams end with LogClosedError."""
+        self._closed = True
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _scan(self, start: int, stop: int) -> Scan:
+        with self._lock:
+            parts, deletes = self._index.plan(start, stop, self.partition), self._index.deletes
+        assert self._table is not None, "whoever knows how far it goes has found it"
+        options = self.reads.options
+        source = Source(
+            self.name, self._table.files, deletes, self.reads.files,
+            min(options.prefetch_size, options.max_concurrent_reads), self._missing, self._opened,
+        )  # fmt: skip
+        return Scan(source, parts, Wish(start, stop, self.partition))
+
+    def _opened(self) -> None:
+        if self._closed:
+            raise LogClosedError(str(self.topic))
+        self.reads.seen.files += 1
+
+    def _missing(self, start: int, stop: int) -> None:
+        """Tell of rows that are not there, or skip and count them."""
+        if self.reads.options.on_missing == "fail":
+            raise MissingRowsError(self.name, start, stop, self.partition)
+        self.reads.seen.skipped += stop - start
+        log.error("rows_skipped", table=self.name, partition=self.partition, start=start, stop=stop)
+
+    def _judge(self, trouble: FileTroubleError) -> None:
+        """Return when the newest snapshot does not have the file any more: plan again. Else it is damage, or out of reach."""
+        part, cause = trouble.part, trouble.cause
+        self.refresh()
+        if part.path not in {now.path for now in self._index.parts}:
+            self.reads.seen.replans += 1
+            log.info("table_planned_again", table=self.name, file=part.path, snapshot=self._index.snapshot_id)
+            return
+        if isinstance(cause, FileNotFoundError):
+            raise CorruptRowsError(
+                self.name, part.path, "it is not there, though the newest snapshot has it"
+            ) from cause
+        if isinstance(cause, OSError) and (problem := self._unreachable(part)):
+            raise LakeUnavailableError(self.name, f"read {part.path} of", problem) from cause
+        raise CorruptRowsError(self.name, part.path, f"it cannot be decoded ({cause})") from cause
+
+    def _unreachable(self, part: Part) -> str:
+        """Return why a file's bytes cannot be had; nothing when they can: then it is they that are wrong."""
+        assert self._table is not None, "one of its files was read"
+        try:
+            with self._table.files.new_input(part.path).open() as source:
+                while source.read(1 << 20):
+                    pass
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _prove(self, start: int, stop: int) -> None:
+        at = start
+        while at < stop:
+            end = min(stop, at + PROVE_ROWS)
+            if self.refresh().upto < end:
+                raise MissingRowsError(self.name, max(at, self._end.upto), stop, self.partition)
+            wish = Wish(at, end, self.partition)
+            try:
+                held = self._held(wish)
+            except FileTroubleError as trouble:
+                self._judge(trouble)
+                continue
+            if not held.all():
+                first = at + int(np.argmin(held))
+                raise MissingRowsError(self.name, first, first + 1, self.partition)
+            at = end
+
+    def _held(self, wish: Wish) -> np.ndarray:
+        """Return which offsets are there, by the column that says so."""
+        assert self._table is not None, "it was looked at"
+        held = np.zeros(wish.stop - wish.start, np.bool_)
+        with self._lock:
+            parts, deletes = self._index.plan(*wish), self._index.deletes
+        for part in parts:
+            self._opened()
+            try:
+                deleted = deleted_of(part, deletes, self._table.files)
+                for rows in read_lane(self._table.files, part, wish, deleted, OFFSETS):
+                    held[rows.column("topic_offset").to_numpy() - wish.start] = True
+            except (OSError, ValueError) as error:
+                raise FileTroubleError(part, error) from error
+        return held
+
+
+class LakeStream:
+    """An ordered stream from a table, read ahead by a few batches; close it when you stop early."""
+
+    def __init__(self, table: LakeTopicTable, start: int, stop: int) -> None:
+        self._table = table
+        self._next = start
+        self._stop = stop
+        self._queue: asyncio.Queue[Rows | BaseException] = asyncio.Queue(table.reads.options.prefetch_size)
+        self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that will be read next."""
+        return self._next
+
+    async def read(self) -> list[StreamMessage]:
+        """Return the next messages, about a MiB at most; none at the end."""
+        rows = await self._take()
+        return [] if rows is None else messages_in(rows.chunk, str(self._table.topic))
+
+    async def read_batch(self) -> pa.RecordBatch | None:
+        """Return the next messages as Arrow (`ister.core.columns.SCHEMA`); None at the end."""
+        rows = await self._take()
+        return None if rows is None else rows.batch
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.wait({self._pump})
+            while not self._queue.empty():
+                self._queue.get_nowait()
+            self._queue.put_nowait(LogClosedError(str(self._table.topic)))  # for whoever reads on, or is just waiting
+
+    async def _take(self) -> Rows | None:
+        while self._next < self._stop:
+            if self._pump is None:
+                self._pump = asyncio.create_task(self._read_ahead(self._table.rows(self._next, self._stop)))
+            item = await self._queue.get()
+            if isinstance(item, StopAsyncIteration):
+                self._next = self._stop  # the rest was missing, and skipping it was asked for
+                break
+            if isinstance(item, BaseException):
+                self._queue.put_nowait(item)  # whoever asks again is told again
+                raise item
+            self._next = item.chunk.stop
+            return item
+        return None
+
+    async def _read_ahead(self, rows: Iterator[Rows]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while (found := await loop.run_in_executor(self._table.reads.streams, next, rows, None)) is not None:
+                await self._queue.put(found)
+            await self._queue.put(StopAsyncIteration())
+        except Exception as error:  # noqa: BLE001  # whatever it is, it belongs to whoever reads
+            await self._queue.put(error)

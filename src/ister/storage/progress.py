@@ -1,0 +1,250 @@
+"""Decide how the subscriptions' progress is kept in metadata: one record a subscription, and a list of them a topic.
+
+    /persistent_storage/iceberg/subscriptions/{subscription}/{namespace}/{topic}      the record: the truth
+    /persistent_storage/iceberg/topics/{namespace}/{topic}/{subscription}             that there may be a record
+
+Keys are ordered by subscription first, so a topic's records cannot be listed; the second key is there to find them. It
+is written before the record and removed behind it: a crash in between leaves an entry without a record, and that counts
+as no subscription, to be overwritten. In the other order a crash could leave a record that nobody finds, and with it a
+subscription that is lost. Whoever makes the entry has the subscription: a second owner that makes it too is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import structlog
+
+from ister.core.errors import CorruptMetadataError
+from ister.ports.clock import SystemClock
+from ister.ports.metadata.pages import entries
+from ister.storage.cursors import SavedCursors
+from ister.storage.owned_key import CursorTakenError, OwnedKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ister.core.layout import Place
+    from ister.core.names import TopicName
+    from ister.ports.clock import Clock
+    from ister.ports.metadata import Metadata
+
+log = structlog.get_logger()
+
+ROOT = "/persistent_storage/iceberg"
+VERSION = 1
+PAGE = 500
+PART_CHARS_MAX = 240
+"""The longest part of a key that a subscription's name makes; a longer one is cut, and carries a hash."""
+_HASH_CHARS = 32
+
+
+def key_part(subscription: str) -> str:
+    """Return a subscription's name as a part of a key: letters, digits and `_.-~` as they are, other bytes as %XX.
+
+    That can be undone, except for a long name: it is cut, and `!` and a hash of the whole name follow. No name gives a
+    `!` of its own, so the two kinds never meet.
+    """
+    part = quote(subscription, safe="", errors="surrogatepass")
+    if len(part) <= PART_CHARS_MAX:
+        return part
+    digest = sha256(subscription.encode(errors="surrogatepass")).hexdigest()[:_HASH_CHARS]
+    cut = re.sub("%[0-9A-F]?$", "", part[: PART_CHARS_MAX - _HASH_CHARS - 1])
+    return f"{cut}!{digest}"
+
+
+def record_key(subscription: str, topic: TopicName) -> str:
+    """Return the key of a subscription's record."""
+    return f"{ROOT}/subscriptions/{key_part(subscription)}/{topic.namespace}/{topic.topic}"
+
+
+def topic_key(topic: TopicName) -> str:
+    """Return the key that stands for a topic; the names of its subscriptions are below."""
+    return f"{ROOT}/topics/{topic.namespace}/{topic.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class CursorRecord:
+    """How far a subscription has got, and where the row just before its cursor was found."""
+
+    subscription: str
+    generation: int
+    offset: int
+    snapshot: int | None
+    file: str | None
+    time_ms: int
+
+    def dump(self) -> bytes:
+        """Return the value that is stored."""
+        return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":")).encode()
+
+    @classmethod
+    def load(cls, key: str, value: bytes) -> CursorRecord:
+        """Return what a value says; CorruptMetadataError when it is not one of ours."""
+        content = load_content(key, value)
+        record = cls(*(content.get(name) for name in cls.__slots__))  # type: ignore[arg-type]  # checked below
+        numbers = (record.generation, record.offset, record.time_ms)
+        if not (
+            isinstance(record.subscription, str)
+            and all(type(number) is int for number in numbers)
+            and (record.snapshot is None or type(record.snapshot) is int)
+            and isinstance(record.file, str | None)
+            and record.offset >= 0
+        ):
+            raise CorruptMetadataError(key, "what it says of a cursor cannot be")
+        return record
+
+
+def load_content(key: str, value: bytes) -> dict[str, object]:
+    """Return the object that a value holds, of a version that this release knows."""
+    try:
+        content = json.loads(value)
+        version = content["version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptMetadataError(key, f"it is not a record of ours ({type(error).__name__})") from None
+    if not isinstance(content, dict) or version != VERSION:
+        raise CorruptMetadataError(key, f"its version is {version!r}, this release knows {VERSION}")
+    return content
+
+
+@dataclass(slots=True)
+class _Pair:
+    """A subscription's two keys; whether the record was ever read."""
+
+    entry: OwnedKey
+    record: OwnedKey
+    is_read: bool = False
+
+
+class MetadataCursors(SavedCursors):
+    """Progress of one topic and generation in metadata.
+
+    A record of an earlier generation counts as absent, and is overwritten; one of a later generation means that this
+    owner's topic is gone. `limit` is where the topic ended when it was opened, as for CursorFile. `place` says where a
+    row is; it is asked for the one just below a cursor when that is saved. A save goes key by key: the ones that were
+    written stay written when a later one fails, and `kept` counts on neither.
+    """
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        topic: TopicName,
+        generation: int,
+        limit: int,
+        *,
+        place: Callable[[int], Place | None],
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__()
+        self._metadata = metadata
+        self._topic = topic
+        self._generation = generation
+        self._limit = limit
+        self._place = place
+        self._clock = clock or SystemClock()
+        self._pairs: dict[str, _Pair] = {}
+        self._stored: dict[str, int | None] = {}
+        self._load_task: asyncio.Future[dict[str, int]] | None = None
+        self._save_task: asyncio.Future[None] | None = None
+
+    async def replace(self, cursors: Mapping[str, int]) -> None:
+        """Save exactly these cursors, whatever was there; for a move, before anyone else uses this."""
+        await self.load()
+        await super().replace(cursors)
+
+    async def clear(self) -> None:
+        """Remove every key of this topic's subscriptions, earlier generations' too. Nobody may use this afterwards."""
+        await self.replace({})
+        for name in list(self._pairs):
+            await self._remove(name)
+
+    def _begin_load(self) -> asyncio.Future[dict[str, int]]:
+        self._load_task = asyncio.ensure_future(self._load())  # kept here: the loop holds a task by a weak reference
+        return self._load_task
+
+    def _begin_save(self, cursors: dict[str, int]) -> asyncio.Future[None]:
+        assert self._loaded, "without its versions nothing can be written"
+        self._save_task = asyncio.ensure_future(self._save(cursors))
+        return self._save_task
+
+    async def _load(self) -> dict[str, int]:
+        self._pairs, self._stored = {}, {}
+        cursors: dict[str, int] = {}
+        prefix = f"{topic_key(self._topic)}/"
+        async for entry in entries(self._metadata, prefix, PAGE):
+            name = load_content(entry.key, entry.value).get("subscription")
+            if not isinstance(name, str) or entry.key != prefix + key_part(name):
+                raise CorruptMetadataError(entry.key, "it names another subscription than its key")
+            record = OwnedKey(self._metadata, record_key(name, self._topic))
+            await record.read()
+            self._pairs[name] = _Pair(OwnedKey(self._metadata, entry.key, entry), record, is_read=True)
+            cursor = self._cursor_of(name, record)
+            if cursor is not None:
+                self._stored[name] = cursors[name] = cursor
+        beyond = {name for name, cursor in cursors.items() if cursor > self._limit}
+        if beyond:
+            # In metadata too, and now: once the topic has grown past such a cursor, nobody could tell that it is wrong.
+            cursors |= dict.fromkeys(beyond, self._limit)
+            await self._save(cursors)
+            log.warning("cursors_cut_back", topic=str(self._topic), subscriptions=sorted(beyond), cursor=self._limit)
+        return cursors
+
+    async def _save(self, cursors: dict[str, int]) -> None:
+        for name in [name for name in self._stored if name not in cursors]:
+            await self._remove(name)
+        for name, cursor in cursors.items():
+            if self._stored.get(name) != cursor:
+                await self._write(name, cursor)
+
+    async def _write(self, name: str, cursor: int) -> None:
+        self._stored[name] = None  # not known until the answer is there
+        pair = self._pairs.get(name) or self._new_pair(name)
+        await pair.entry.look()
+        if pair.entry.value is None:
+            await pair.entry.set(_dump_entry(name))
+        if pair.is_read:
+            await pair.record.look()
+        else:
+            # The entry is ours, so whatever stands here was left by a write that landed long after it was sent.
+            await pair.record.read()
+            pair.is_read = True
+        if self._cursor_of(name, pair.record) != cursor:
+            await pair.record.set(self._record(name, cursor).dump())
+        self._stored[name] = cursor
+
+    async def _remove(self, name: str) -> None:
+        self._stored[name] = None
+        await self._pairs[name].record.set(None)
+        await self._pairs[name].entry.set(None)
+        del self._pairs[name], self._stored[name]
+
+    def _new_pair(self, name: str) -> _Pair:
+        entry = OwnedKey(self._metadata, f"{topic_key(self._topic)}/{key_part(name)}")
+        self._pairs[name] = _Pair(entry, OwnedKey(self._metadata, record_key(name, self._topic)))
+        return self._pairs[name]
+
+    def _cursor_of(self, name: str, key: OwnedKey) -> int | None:
+        """Return the cursor that a key holds, None when it holds none of this generation."""
+        if key.value is None:
+            return None
+        record = CursorRecord.load(key.key, key.value)
+        if record.subscription != name:
+            raise CorruptMetadataError(key.key, "it is another subscription's record")
+        if record.generation > self._generation:
+            raise CursorTakenError(key.key)
+        return record.offset if record.generation == self._generation else None
+
+    def _record(self, name: str, cursor: int) -> CursorRecord:
+        place = self._place(cursor - 1) if cursor > 0 else None
+        snapshot, file = place or (None, None)
+        return CursorRecord(name, self._generation, cursor, snapshot, file, self._clock.wall_us() // 1000)
+
+
+def _dump_entry(name: str) -> bytes:
+    return json.dumps({"version": VERSION, "subscription": name}, separators=(",", ":")).encode()
