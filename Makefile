@@ -76,6 +76,10 @@ bench-cloud: $(READY) ## Measure the object tier against its floors; the last li
 bench-broker: $(READY) ## Measure the broker against its floors (about a quarter of an hour); the last line is JSON
 	@$(BIN)/python bench/broker.py
 
+.PHONY: bench-readback
+bench-readback: $(READY) ## Measure reading a topic back from its table against its floors; the last line is JSON
+	@$(BIN)/python bench/readback.py
+
 .PHONY: bench-peers
 bench-peers: ## Fetch what the pipeline is measured against: Kafka, and Spark's source for it (needs Java and Maven)
 	@mvn -q -B -f bench/peers/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.peers/lib

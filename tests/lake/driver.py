@@ -180,7 +180,7 @@ class Driver:
 def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     LakeTable.claim = hold_after(LakeTable.claim, "claim")
-    LakeTable.commit = hold_after(LakeTable.commit, "committed")
+    LakeTable.commit_add_files = hold_after(LakeTable.commit_add_files, "committed")
     say = partial(print, flush=True)
     driver = Driver()
     say("{}")

@@ -62,7 +62,9 @@ def write(table, start, stop, *, partition=0, us=NOW_US):
 def append(table, rows=10, partition=0):
     """Append the next rows; returns what the commit returned."""
     start = table.upto(partition)
-    return table.commit(write(table, start, start + rows, partition=partition), {partition: (start, start + rows)})
+    return table.commit_add_files(
+        write(table, start, start + rows, partition=partition), {partition: (start, start + rows)}
+    )
 
 
 def held_rows(table):

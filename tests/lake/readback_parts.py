@@ -58,7 +58,7 @@ class Fixture:
                 self.table.io_properties, self.table.location, [table_rows(stored(at, end, seed), partition)],
                 partition=partition, name=uuid.uuid4().hex, target_bytes=1 << 27,
             )  # fmt: skip
-        return self.table.commit(written, {partition: (start, start + rows)})
+        return self.table.commit_add_files(written, {partition: (start, start + rows)})
 
     @property
     def iceberg(self):
@@ -66,7 +66,6 @@ class Fixture:
 
     def close(self):
         self.reads.close()
-        self.lake.close()
 
 
 def expected(start, stop, topic=TOPIC, seed=0):

@@ -48,7 +48,7 @@ def table(catalog):
         files = write_files(
             {}, made.location, [rows.slice(start, 20)], partition=0, name=f"file-{start}", target_bytes=1 << 20
         )
-        made.commit(files, {0: (start, start + 20)})
+        made.commit_add_files(files, {0: (start, start + 20)})
     return made
 
 

@@ -146,7 +146,7 @@ def test_a_tick_that_loses_the_broker_ends_when_all_of_its_commits_have_ended(sp
             produce(broker, topic, [b"x"] * 5)
         writer.tick()
         table = writer._tables[writer.topics[second].place.table]
-        commit, report = table.commit, pipeline.client.report
+        commit, report = table.commit_add_files, pipeline.client.report
 
         def late(*arguments):
             assert away.wait(WAIT_S)
@@ -158,7 +158,7 @@ def test_a_tick_that_loses_the_broker_ends_when_all_of_its_commits_have_ended(sp
                 raise BrokerUnavailableError("it is away")
             report(topic, *arguments)
 
-        monkeypatch.setattr(table, "commit", late)
+        monkeypatch.setattr(table, "commit_add_files", late)
         monkeypatch.setattr(pipeline.client, "report", lost)
         for topic in (first, second):
             produce(broker, topic, [b"x"] * 5)

@@ -63,7 +63,7 @@ class Owner:
         self.files = write(self.table, self.start, self.start + 10)
 
     def commit(self):
-        self.table.commit(self.files, {0: (self.start, self.start + 10)})
+        self.table.commit_add_files(self.files, {0: (self.start, self.start + 10)})
 
 
 STEPS = ("load", "claim", "write", "commit")
@@ -122,7 +122,7 @@ def test_an_older_owner_is_told_to_stop_and_a_claim_can_be_repeated(tmp_path):
     with pytest.raises(CommitRefusedError, match="epoch 2 owns the table, and this is epoch 1"):
         old.claim()
     with pytest.raises(CommitRefusedError, match="epoch 2"):
-        old.table.commit(write(old.table, 0, 10), {0: (0, 10)})
+        old.table.commit_add_files(write(old.table, 0, 10), {0: (0, 10)})
     snapshot = new.table._table.current_snapshot().snapshot_id
     new.claim()
     assert new.table._table.current_snapshot().snapshot_id == snapshot
@@ -216,7 +216,7 @@ def test_f30_a_lost_answer_makes_no_second_commit_and_deletes_nothing(owner, cou
         setattr(catalog, where, once)
         start = owner.table.upto(0)
         files = write(owner.table, start, start + 3)
-        answer = owner.table.commit(files, {0: (start, start + 3)})
+        answer = owner.table.commit_add_files(files, {0: (start, start + 3)})
         assert (answer is LANDED) == (where == "after")
         landed += answer is LANDED
         assert owner.table.upto(0) == start + 3
@@ -240,12 +240,12 @@ def test_f30_when_the_table_cannot_be_read_the_outcome_is_unknown_and_the_same_o
 
     catalog.after = vanish
     with pytest.raises(CommitUnknownError, match="offer the same again"):
-        owner.table.commit(files, {0: (0, 10)})
+        owner.table.commit_add_files(files, {0: (0, 10)})
     with pytest.raises(LakeUnavailableError):
-        owner.table.commit(files, {0: (0, 10)})
+        owner.table.commit_add_files(files, {0: (0, 10)})
     monkeypatch.setattr(catalog, "load_table", load)
     catalog.after = lambda: None
-    assert owner.table.commit(files, {0: (0, 10)}) is LANDED
+    assert owner.table.commit_add_files(files, {0: (0, 10)}) is LANDED
     assert away == [1]
     assert_exact(owner.table)
 
@@ -271,11 +271,11 @@ def test_a_disk_that_is_full_while_manifests_are_written_changes_nothing(owner, 
 
     monkeypatch.setattr("ister.lake.snapshot.write_manifest_list", full)
     with pytest.raises(LakeUnavailableError, match="No space left"):
-        owner.table.commit(files, {0: (5, 10)})
+        owner.table.commit_add_files(files, {0: (5, 10)})
     monkeypatch.undo()
     there, used = metadata_files(owner.table)
     assert there == used
-    assert isinstance(owner.table.commit(files, {0: (5, 10)}), int)
+    assert isinstance(owner.table.commit_add_files(files, {0: (5, 10)}), int)
     assert_exact(owner.table)
 
 

@@ -55,7 +55,7 @@ def test_partitions_share_their_base_s_table_and_each_has_its_own_offsets(lake):
     assert table.identifier == lake.table(TOPIC, 1).identifier
     table.claim(1)
     files = write(table, 0, 5, partition=0) + write(table, 0, 7, partition=1)
-    table.commit(files, {0: (0, 5), 1: (0, 7)})
+    table.commit_add_files(files, {0: (0, 5), 1: (0, 7)})
     append(table, 3, partition=1)
     assert (table.upto(0), table.upto(1), table.upto(2)) == (5, 10, 0)
     assert_exact(table)
@@ -125,7 +125,7 @@ def test_ten_who_make_a_table_at_once_have_one(tmp_path):
 def moved(lake, table, word):
     """Both the owner's handle and the next one who opens the table refuse, by name and with the next step."""
     files = []
-    for attempt in (table.refresh, lambda: lake.table(TOPIC, 1), lambda: table.commit(files, {})):
+    for attempt in (table.refresh, lambda: lake.table(TOPIC, 1), lambda: table.commit_add_files(files, {})):
         with pytest.raises((TableMovedError, CommitMisplacedError)) as error:
             attempt()
         if isinstance(error.value, CorruptError):
@@ -148,7 +148,7 @@ def test_a_rolled_back_table_is_noticed(lake, owned):
     owned._table.manage_snapshots().rollback_to_snapshot(first).commit()
     moved(lake, owned, "rolled back")
     with pytest.raises(TableMovedError):
-        owned.commit(write(owned, 30, 40), {0: (30, 40)})
+        owned.commit_add_files(write(owned, 30, 40), {0: (30, 40)})
     assert len(held_rows(owned)) == 10, "nothing was appended behind the hole"
 
 
@@ -170,7 +170,7 @@ def test_a_dropped_and_replaced_table_is_noticed(owned, tmp_path):
         owned.refresh()
     catalog.create_table(("default", "orders"), Schema(NestedField(1, "id", LongType(), required=True)))
     with pytest.raises(TableMovedError, match="another one has its name"):
-        owned.commit(write(owned, 30, 40), {0: (30, 40)})
+        owned.commit_add_files(write(owned, 30, 40), {0: (30, 40)})
     catalog.close()
 
 
@@ -190,17 +190,17 @@ def test_a_catalog_that_cannot_be_opened_is_said_so():
 
 def test_only_what_comes_next_is_taken_and_what_is_there_has_landed(owned):
     with pytest.raises(CommitMisplacedError, match="ends at 30"):
-        owned.commit(write(owned, 31, 40), {0: (31, 40)})
+        owned.commit_add_files(write(owned, 31, 40), {0: (31, 40)})
     with pytest.raises(CommitMisplacedError, match="should come next"):
-        owned.commit(write(owned, 30, 40) * 2, {0: (30, 40)})
-    assert owned.commit(write(owned, 20, 30), {0: (20, 30)}) is LANDED
+        owned.commit_add_files(write(owned, 30, 40) * 2, {0: (30, 40)})
+    assert owned.commit_add_files(write(owned, 20, 30), {0: (20, 30)}) is LANDED
     assert_exact(owned)
 
 
 def test_a_table_that_nobody_has_claimed_takes_nothing(lake):
     table = lake.table(TOPIC, 1)
     with pytest.raises(CommitMisplacedError, match="not claimed"):
-        table.commit(write(table, 0, 10), {0: (0, 10)})
+        table.commit_add_files(write(table, 0, 10), {0: (0, 10)})
 
 
 def test_the_rows_read_back_are_those_that_were_written(owned):

@@ -189,7 +189,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(how=st.sampled_from(["kill", "kill", "power", "shutdown", "disk lost"]))
     def crash(self, how):
-        kept = {"power": self.storage.wal.synced_offset, "disk lost": self.storage.objects.span.stop}
+        kept = self.kept()
         if how == "shutdown":
             self.run(self.factory.shutdown())
         self.end_process()
@@ -209,6 +209,10 @@ class Tiers(RuleBasedStateMachine):
         assert kept.get(how, len(self.acked)) <= found <= len(self.acked), f"{how}: [{found}, …) is lost"
         del self.acked[found:]
         done[how] += 1
+
+    def kept(self):
+        """How far the topic is at least after each kind of crash."""
+        return {"power": self.storage.wal.synced_offset, "disk lost": self.storage.objects.span.stop}
 
     @rule(really=st.integers(0, 9))
     def delete_and_make_again(self, really):

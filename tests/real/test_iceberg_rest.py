@@ -83,4 +83,4 @@ def test_two_owners_at_a_rest_catalog_are_told_apart(minio, iceberg_rest, tmp_pa
     new = Lake.open(name, properties).table(topic, 1)
     new.claim(2)
     with pytest.raises(CommitRefusedError, match="epoch"):
-        old.commit([], {})
+        old.commit_add_files([], {})

@@ -5,8 +5,7 @@ from ister.cloud.deleter import Deleter
 from ister.cloud.reader import ObjectStream
 from ister.cloud.uploader import Uploader
 from ister.core import kernels
-from ister.storage import registry
-from ister.storage.factory import WalStorageFactory
+from ister.storage import registry, resume
 from ister.storage.tiers import ObjectTier, TieredReader
 from sim.mutants import Mutant
 
@@ -25,8 +24,8 @@ CLOUD_MUTANTS = [
     Mutant("sweeps objects that nothing else holds", proof, "_undescribed",
            "if name.start >= upto:\n                break", "if name.start >= upto:\n                await store.delete(info.key)"),
     Mutant("sweeps described objects", proof, "_undescribed", "described_key != info.key and", ""),
-    Mutant("does not look at objects when the log is behind", WalStorageFactory, "_join_tiers",
-           "last is None or last.stop <= wal.next_offset", "True"),
+    Mutant("does not look at objects when the log is behind", resume.Opening, "join",
+           "if goal > wal.next_offset:", "if False:"),
     Mutant("reads one message too few from objects", TieredReader, "_decide", "Span(wal.start_offset,",
            "Span(max(0, wal.start_offset - 1),"),
     Mutant("gives up when retention moves the log's start", TieredReader, "_read_log",

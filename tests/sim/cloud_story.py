@@ -11,6 +11,7 @@ import random
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ister.cloud import Deleter, Retention, UploadOptions, uploader
 from ister.cloud import reader as object_reader
@@ -30,6 +31,9 @@ from sim.cloud_machine import Network, SimMetadata, SimStore
 from sim.machine import SimClock, SimFiles, run
 from sim.story import BrokenPromiseError
 
+if TYPE_CHECKING:
+    from sim.table_machine import SimTable
+
 TOPIC = TopicName("default", "topic")
 ROOT = Path("/sim/wal")
 
@@ -46,6 +50,8 @@ class World:
     durable: int = 0
     described: int = 0
     how: str = "start"
+    table: SimTable | None = None
+    reported: int = 0
 
     def copy(self, rng: random.Random, how: str, older: SimFiles | None = None) -> World:
         """Return what is left at this moment by kill -9, power loss, a lost disk, or a disk restored from a copy."""
@@ -58,7 +64,7 @@ class World:
             disk = older if how == "old" and older is not None else SimFiles()
         return World(
             disk, self.store.copy(network), self.metadata.copy(network), dict(self.acked), set(self.sent),
-            self.durable, self.described, how,
+            self.durable, self.described, how, self.table.copy(network) if self.table else None, self.reported,
         )  # fmt: skip
 
 
@@ -89,6 +95,9 @@ def new_world(seed: int) -> World:
 
 class CloudStory:
     """One seeded life of a topic in a given world."""
+
+    acts = (2, 6)
+    kinds = ("append", "append", "batch", "rotate", "sleep", "late", "clock")
 
     def __init__(self, seed: int, world: World, *, crash_every: int = 1) -> None:
         self.rng = random.Random(seed)
@@ -128,12 +137,12 @@ class CloudStory:
 
     async def _live(self) -> None:
         world = self.world
-        factory = WalStorageFactory(
-            self.config, store=world.store, metadata=world.metadata, files=world.disk, clock=self.clock
-        )
+        factory = self.factory()
         storage = await factory.for_topic(TOPIC)
         world.store.network.trouble = self.trouble
-        readers = [asyncio.create_task(self._read(storage)) for _ in range(2)]
+        readers = [
+            asyncio.create_task(work) for work in (self._read(storage), self._read(storage), *self._beside(storage))
+        ]
         await asyncio.gather(*(self._produce(storage) for _ in range(2)))
         for reader in readers:
             reader.cancel()
@@ -144,10 +153,20 @@ class CloudStory:
         await factory.shutdown()
         world.store.network.trouble = 0.0
 
+    def factory(self) -> WalStorageFactory:
+        world = self.world
+        return WalStorageFactory(
+            self.config, store=world.store, metadata=world.metadata, files=world.disk, clock=self.clock
+        )
+
+    def _beside(self, _storage) -> list:
+        """What else goes on while messages come."""
+        return []
+
     async def _produce(self, storage) -> None:
         rng = self.rng
-        for _ in range(rng.randint(2, 6)):
-            act = rng.choice(("append", "append", "batch", "rotate", "sleep", "late", "clock"))
+        for _ in range(rng.randint(*self.acts)):
+            act = rng.choice(self.kinds)
             with suppress(BusyError, UnknownOutcomeError):
                 if act == "append":
                     message = self._message()
@@ -189,8 +208,9 @@ class CloudStory:
         world.described = max(world.described, storage.objects.span.stop)
         if storage.objects.span.stop > storage.wal.synced_offset:
             raise BrokenPromiseError("objects hold what is not synced")
-        if storage.log_start > world.described:
-            raise BrokenPromiseError(f"the log starts at {storage.log_start}, objects end at {world.described} (I5)")
+        held = max(world.described, len(world.table.rows) if world.table else 0)
+        if storage.log_start > held:
+            raise BrokenPromiseError(f"the log starts at {storage.log_start}, later tiers end at {held} (I5)")
 
     async def _read(self, storage) -> None:
         """Read from a random place, slowly; what comes must be dense and what was sent."""
@@ -251,9 +271,7 @@ def check(world: World, seed: int) -> None:
 async def _check(world: World, rng: random.Random, seed: int) -> None:
     story = CloudStory(seed, world)
     before = dict(world.store.objects)
-    factory = WalStorageFactory(
-        story.config, store=world.store, metadata=world.metadata, files=world.disk, clock=story.clock
-    )
+    factory = story.factory()
     await factory.start()
     if factory.problems:
         raise BrokenPromiseError(f"a topic cannot be opened: {factory.problems}")

@@ -50,6 +50,7 @@ class FakeLog:
     start_offset: int = 10
     next_offset: int = 100
     later_tier_offset: int | None = 80
+    table_offset: int | None = 75
     wal: FakeWal = field(default_factory=FakeWal)
     objects: FakeObjects | None = field(default_factory=FakeObjects)
 
@@ -120,12 +121,22 @@ class FakeChecks:
 
 
 @dataclass
+class FakeReads:
+    snapshots: int = 31
+    files: int = 32
+    rows: int = 33
+    replans: int = 34
+    skipped: int = 35
+
+
+@dataclass
 class FakeBroker:
     hosted: list[FakeTopic] = field(default_factory=list)
     rpcs: dict[tuple[str, str], int] = field(default_factory=dict)
     sync_seconds: Histogram | None = None
     send_ms: Histogram | None = None
     schema_checks: FakeChecks | None = None
+    table_reads: FakeReads | None = None
     state: Readiness = field(default_factory=Readiness)
 
     def topics(self):

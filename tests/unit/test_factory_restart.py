@@ -11,7 +11,7 @@ from ister.core.errors import MissingObjectError, StoreUnavailableError
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
 from ister.ports.metadata import MemoryMetadata, SqliteMetadata
-from ister.storage import factory as factory_module
+from ister.storage import resume as resume_module
 from ister.storage.factory import UnknownHistoryError
 
 
@@ -134,7 +134,7 @@ def test_metadata_and_log_lost_but_objects_there_is_refused_and_nothing_is_touch
 
 
 def test_d5_an_unreachable_store_keeps_a_log_with_messages_open_and_an_empty_one_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(factory_module, "ASK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(resume_module, "ASK_TIMEOUT_S", 0.2)
 
     async def story():
         world = World(tmp_path)

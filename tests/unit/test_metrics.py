@@ -13,6 +13,7 @@ from metric_parts import (
     FakeChecks,
     FakeLog,
     FakeObjects,
+    FakeReads,
     FakeSubscription,
     FakeTopic,
     FakeUploader,
@@ -74,6 +75,8 @@ TOPIC_VALUES = {
     "ister_topic_next_offset": 100,
     "ister_topic_synced_offset": 90,
     "ister_topic_uploaded_offset": 80,
+    "ister_topic_table_offset": 75,
+    "ister_topic_table_lag_messages": 25,
     "ister_topic_log_bytes": 4096,
     "danube_wal_append_total": 60,
     "danube_wal_append_bytes_total": 6000,
@@ -401,6 +404,13 @@ def test_a_thousand_topics_are_scraped_in_no_time_and_the_loop_goes_on_meanwhile
     assert turns > 5
 
 
+def test_what_was_read_back_from_tables_is_told_where_they_are_read():
+    assert "ister_table_reader" not in page(FakeBroker())
+    text = page(FakeBroker(table_reads=FakeReads()))
+    told = dict(re.findall(r"^ister_table_reader_(\w+)_total (\d+)", text, re.MULTILINE))
+    assert told == {"snapshots": "31", "files": "32", "rows": "33", "replans": "34", "skipped": "35"}
+
+
 def test_every_name_is_in_the_documentation_and_the_documentation_names_no_other():
     syncs = Histogram((1,))
     broker = FakeBroker(
@@ -409,6 +419,7 @@ def test_every_name_is_in_the_documentation_and_the_documentation_names_no_other
         sync_seconds=syncs,
         send_ms=syncs,
         schema_checks=FakeChecks(),
+        table_reads=FakeReads(),
     )
     said = set(re.findall(r"^# TYPE (\S+) ", page(broker), re.MULTILINE))
     ours = {name for name in said if name.startswith(("danube_", "ister_"))}

@@ -13,6 +13,7 @@ from ister.broker.status import INTERNAL_TEXT, OWN, STATUSES, TEXT_BYTES_MAX, st
 from ister.config.problems import ConfigError, Problem
 from ister.core import errors
 from ister.core.errors import IsterError
+from ister.storage.pipeline_port import Behind, NotInTableError
 
 Code = grpc.StatusCode
 SECRET = "/srv/ister/wal/default/orders/1 on host-7 with key AKIA"
@@ -34,7 +35,10 @@ PUBLIC = {
 """Errors whose text is written for clients."""
 NAMED = {"topic": "/default/orders", "subject": "orders-value"}
 """What a client has said itself."""
-MADE = {ConfigError: lambda: ConfigError(SECRET, [Problem(1, "wal.dir", SECRET)])}
+MADE = {
+    ConfigError: lambda: ConfigError(SECRET, [Problem(1, "wal.dir", SECRET)]),
+    NotInTableError: lambda: NotInTableError([Behind("/default/orders", 3, 7)], 30.0),
+}
 
 
 def every_error():

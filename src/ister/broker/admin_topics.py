@@ -178,7 +178,7 @@ class AdminTopics:
         async with broker.changing(name):
             topic = broker.topic(request.topic)
             topic.check()
-            subscription = topic.subscriptions.get(request.subscription)
+            subscription = await broker.subscription(topic, request.subscription)
             if subscription is None:
                 if request.subscription not in topic.settings_of:
                     raise _no_subscription(topic, request.subscription)
@@ -247,9 +247,10 @@ class AdminTopics:
         broker = self._broker
         async with broker.changing(TopicName.parse(text)):
             topic = self._reliable_topic(text)
-            subscription = topic.subscriptions.get(name)
+            subscription = await broker.subscription(topic, name)
             if subscription is None:
-                if name not in topic.settings_of and len(topic.settings_of) >= SETTINGS_MAX:
+                unused = sum(not record.made for record in topic.settings_of.values())
+                if name not in topic.settings_of and unused >= SETTINGS_MAX:
                     raise LimitError(f"topic {text} has settings for {SETTINGS_MAX} subscriptions that nobody uses")
                 record = topic.settings_of.get(name, SubscriptionRecord(made=False)).model_copy(update=change)
                 await broker.records.save_subscription(topic.name, name, record)

@@ -15,8 +15,11 @@ from weakref import WeakValueDictionary
 import structlog
 
 from ister.broker import ids
+from ister.broker.following import Following
+from ister.broker.holding import Holding
 from ister.broker.letters import letter_message
 from ister.broker.pipelines import Pipelines
+from ister.broker.read_only import refuse
 from ister.broker.records import NamespaceRecord, Records, SubscriptionRecord, TopicRecord
 from ister.broker.settings import NAMESPACES
 from ister.broker.storage_policies import apply_storage_policies
@@ -37,6 +40,8 @@ from ister.core.errors import (
 from ister.core.names import TopicName, partition_of
 from ister.core.schemas import TopicSchema
 from ister.ports.clock import SystemClock
+from ister.storage.lake_factory import LakeStorageFactory
+from ister.storage.lake_storage import LakeStorage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -44,13 +49,14 @@ if TYPE_CHECKING:
     from ister.broker.schema_store import SchemaStore
     from ister.broker.settings import BrokerSettings
     from ister.broker.stream import Consumer
-    from ister.broker.topic import Subscription
+    from ister.broker.topic import Stored, Subscription
     from ister.config.policies import CompletePolicies
     from ister.core.dispatch import DeadLetter
     from ister.core.failure import FailurePolicy
     from ister.ports.clock import Clock
+    from ister.ports.metadata import Metadata
     from ister.storage.factory import WalStorageFactory
-    from ister.storage.wal_storage import WalStorage
+    from ister.storage.owned_key import CursorTakenError
 
 log = structlog.get_logger()
 
@@ -63,11 +69,14 @@ class Broker:
     def __init__(
         self,
         settings: BrokerSettings,
-        factory: WalStorageFactory,
+        factory: WalStorageFactory | LakeStorageFactory,
         records: Records,
         schemas: SchemaStore,
         clock: Clock | None = None,
+        *,
+        shared: Metadata | None = None,
     ) -> None:
+        """Make one; `shared` is the metadata by which brokers agree who serves a subscription, where there are several."""
         self.settings = settings
         self.url = settings.broker_url or ""
         self.admin_url = self.metrics_url = ""
@@ -79,6 +88,13 @@ class Broker:
         self.factory = factory
         self.records = records
         self.pipelines = Pipelines(records)
+        self.holding = None if shared is None else Holding(self, shared, settings.hold_ttl_s)
+        self.following: Following | None = None
+        if not isinstance(factory, LakeStorageFactory):
+            factory.known_upto = lambda topic, generation: self.pipelines.upto(topic, generation) or 0
+        else:
+            assert self.holding is not None, "a broker that only reads is never the only one"
+            self.following = Following(self, factory, self.holding)
         self._clock = clock or SystemClock()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._making: set[TopicName] = set()
@@ -93,6 +109,14 @@ class Broker:
         """Recover every topic and every subscription."""
         self.namespaces = await self.records.namespaces()
         await self.pipelines.load()
+        if self.following is None:
+            await self._recover()
+        else:
+            await self.following.refresh()
+        self._sweeping = asyncio.create_task(sweep(self))
+        log.info("broker_recovered", topics=len(self.topics), consumers=len(self.consumers))
+
+    async def _recover(self) -> None:
         for namespace in (*NAMESPACES, *self.settings.bootstrap_namespaces):
             await self._ensure_namespace(namespace)
         known = await self.records.topics()
@@ -111,9 +135,7 @@ class Broker:
                 except IsterError as error:
                     log.warning("topic_not_removed", topic=str(name), cause=str(error))
                 continue
-            await self._host(name, record, subscriptions.get(name, {}))
-        self._sweeping = asyncio.create_task(sweep(self))
-        log.info("broker_recovered", topics=len(self.topics), consumers=len(self.consumers))
+            await self.host(name, record, subscriptions.get(name, {}))
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing more, end every stream, save every cursor, and close every topic; uploads get what time is left."""
@@ -131,24 +153,28 @@ class Broker:
         for result in results:
             if isinstance(result, BaseException):
                 log.error("cursors_not_saved", cause=str(result))
+        if self.holding is not None:
+            await self.holding.close()
         await self.factory.shutdown(max(0.0, ends - self._loop.time()))
 
-    async def _host(
+    async def host(
         self, name: TopicName, record: TopicRecord, subscriptions: Mapping[str, SubscriptionRecord]
     ) -> Topic:
         """Open a topic that is known, with its subscriptions."""
         policies = self.effective(name, record)
-        storage: WalStorage | None = None
+        storage: Stored | None = None
         problem: IsterError | None = None
         cursors: Mapping[str, int] = {}
+        ghosts: list[str] = []
         try:
             if record.reliable:
                 storage = await self.factory.for_topic(name)
-                await apply_storage_policies(self.factory, name, storage, policies)
-                if subscriptions or policies.retention_policy != "none":
+                await self._apply_to(storage, name, policies)
+                if not isinstance(storage, LakeStorage) and (subscriptions or policies.retention_policy != "none"):
                     cursors = await storage.cursors()
-                    for ghost in [found for found in cursors if found not in subscriptions]:
-                        # A crash while it was being made or removed; it would hold retention back for ever.
+                    # A crash while it was being made or removed; it would hold retention back for ever.
+                    ghosts = [found for found in cursors if found not in subscriptions]
+                    for ghost in ghosts if self.holding is None else ():
                         await storage.forget_cursor(ghost)
         except IsterError as error:
             problem = error
@@ -161,6 +187,9 @@ class Broker:
             if not sub.made or problem is not None:
                 topic.settings_of[subscription] = sub
                 continue
+            if self.holding is not None and record.reliable:
+                self.holding.know(topic, subscription, sub)
+                continue
             cursor = cursors.get(subscription)
             if cursor is None and storage is not None:
                 cursor = storage.start_offset
@@ -168,6 +197,8 @@ class Broker:
             opened = topic.open_subscription(subscription, sub, cursor or 0)
             for consumer in opened.consumers.values():
                 self.consumers[consumer.id] = (topic, opened, consumer)
+        if self.holding is not None:
+            await self.holding.drop_ghosts(topic, ghosts)
         self.topics[topic.text] = topic
         part = ids.topic_part(topic.text)
         self._topic_parts.setdefault(part, set()).add(topic.text)
@@ -229,6 +260,8 @@ class Broker:
 
     async def find_or_create_topic(self, name: TopicName, *, reliable: bool, subject: str | None = None) -> Topic:
         """Return a topic, made if it is not there and topics may be made by using them."""
+        if self.following is not None:
+            refuse()
         async with self.changing(name):
             found = self.topics.get(str(name))
             if found is not None:
@@ -272,7 +305,7 @@ class Broker:
             if reliable:
                 await self.factory.for_topic(name)  # before its record: a record without a log would be a broken topic
             await self.records.save_topic(name, record)
-            topic = await self._host(name, record, {})
+            topic = await self.host(name, record, {})
         finally:
             self._making.discard(name)
         topic.check()
@@ -297,10 +330,18 @@ class Broker:
         await self.records.save_topic(topic.name, record)
         topic.record = record
         topic.close(NotFoundError(f"topic {topic.text} was deleted"))
-        for subscription in topic.subscriptions.values():
-            for consumer in subscription.consumers.values():
-                self.consumers.pop(consumer.id, None)
+        self._forget_consumers_of(topic)
         await self._remove(topic.name, reliable=topic.reliable)
+        if self.holding is not None:
+            for name in list(topic.subscriptions):
+                await self.holding.give_up(topic, name)
+            self.holding.forget(topic, list(topic.settings_of))
+        self.forget(topic)
+        log.info("topic_removed", topic=topic.text)
+
+    def forget(self, topic: Topic) -> None:
+        """Host a topic no more."""
+        self._forget_consumers_of(topic)
         self.topics.pop(topic.text, None)
         partition = partition_of(topic.name)
         if partition is not None:
@@ -311,7 +352,11 @@ class Broker:
         self._topic_parts[part].discard(topic.text)
         if not self._topic_parts[part]:
             del self._topic_parts[part]
-        log.info("topic_removed", topic=topic.text)
+
+    def _forget_consumers_of(self, topic: Topic) -> None:
+        for subscription in topic.subscriptions.values():
+            for consumer in subscription.consumers.values():
+                self.consumers.pop(consumer.id, None)
 
     async def _remove(self, name: TopicName, *, reliable: bool) -> None:
         """Remove all that is kept of a topic that is to be deleted."""
@@ -333,10 +378,15 @@ class Broker:
     async def _apply(self, topic: Topic, record: TopicRecord) -> None:
         policies = self.effective(topic.name, record)
         if topic.reliable:
-            await apply_storage_policies(self.factory, topic.name, topic.storage, policies)
+            await self._apply_to(topic.stored, topic.name, policies)
         await self.records.save_topic(topic.name, record)
         topic.record = record
         topic.set_policies(policies)
+
+    async def _apply_to(self, storage: Stored, name: TopicName, policies: CompletePolicies) -> None:
+        """Bring a storage to what policies say; one that is only read is its owner's business."""
+        if not isinstance(self.factory, LakeStorageFactory) and not isinstance(storage, LakeStorage):
+            await apply_storage_policies(self.factory, name, storage, policies)
 
     # --- what the schema registry asks (broker/schemas.TopicSchemas) ---------------------------------------------------
 
@@ -423,7 +473,7 @@ class Broker:
                 effective = self.effective(topic.name, topic.record)
                 try:
                     if topic.reliable:
-                        await apply_storage_policies(self.factory, topic.name, topic.storage, effective)
+                        await self._apply_to(topic.stored, topic.name, effective)
                 except IsterError as error:
                     # It takes no messages now, and gets its policies when it is opened again.
                     log.warning("policies_not_applied", topic=topic.text, cause=str(error))
@@ -431,6 +481,8 @@ class Broker:
 
     def _check_policies(self, policies: Policies) -> None:
         """Refuse what this broker could not keep."""
+        if isinstance(self.factory, LakeStorageFactory):
+            refuse()
         if policies.ack_level == "cloud" and not self.factory.config.upload.enabled:
             raise PreconditionError("ack_level cloud needs the uploader; enable wal_cloud.uploader")
         if policies.ack_level == "lake" and policies.lake is False:
@@ -462,7 +514,26 @@ class Broker:
             raise PreconditionError(f"dead letter topic {name} is not reliable: what is published there is not stored")
         await target.publish(letter_message(topic.text, subscription, letter, policy, target.text))
 
+    async def cursors_taken(self, topic: Topic, error: CursorTakenError) -> bool:
+        """Begin anew where someone else has saved progress; False where no other broker may."""
+        log.warning("cursors_taken", topic=topic.text, cause=str(error))
+        if self.holding is not None:
+            await self.holding.cursors_taken(topic)
+        return self.holding is not None
+
     # --- subscriptions and consumers that go -------------------------------------------------------------------------
+
+    async def subscription(self, topic: Topic, name: str) -> Subscription | None:
+        """Return a subscription to be changed, None when there is none; where it could be served elsewhere, it is held now.
+
+        The caller is alone in changing the topic.
+        """
+        if self.holding is None or not topic.reliable:
+            return topic.subscriptions.get(name)
+        found = await self.holding.take_up(topic, name)
+        if found is None:
+            await self.holding.give_up(topic, name)
+        return found
 
     async def forget_consumers(self, topic: Topic, subscription: Subscription, gone: list[Consumer]) -> None:
         """Forget some consumers, durably."""
@@ -485,7 +556,9 @@ class Broker:
         for consumer in subscription.consumers.values():
             self.consumers.pop(consumer.id, None)
         if isinstance(subscription, ReliableSubscription):
-            await topic.storage.forget_cursor(name)
+            await topic.stored.forget_cursor(name)
+            if self.holding is not None:
+                await self.holding.give_up(topic, name)
         log.info("subscription_removed", topic=topic.text, subscription=name)
 
 

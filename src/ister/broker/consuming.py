@@ -31,6 +31,7 @@ from ister.core.errors import (
     PreconditionError,
     UnknownPlaceError,
 )
+from ister.core.hold import hold_lost
 from ister.core.names import TopicName
 
 if TYPE_CHECKING:
@@ -83,13 +84,25 @@ class Consuming:
         async with broker.changing(name):
             topic = broker.topic(request.topic_name)
             topic.check()
-            subscription = topic.subscriptions.get(request.subscription)
-            if subscription is None:
-                subscription = await self._make(topic, request.subscription, kind)
+            subscription = await self._find_or_make(topic, request.subscription, kind)
             consumer = await self._join(topic, subscription, kind, request.consumer_name, filters)
         return ConsumerResponse(
             request_id=request.request_id, consumer_id=consumer.id, consumer_name=request.consumer_name
         )
+
+    async def _find_or_make(self, topic: Topic, name: str, kind: SubscriptionType) -> Subscription:
+        """Return a subscription; where other brokers could serve it, it is held now, and stays so if all goes well."""
+        holding = self._broker.holding
+        if holding is None or not topic.reliable:
+            return topic.subscriptions.get(name) or await self._make(topic, name, kind)
+        found = await holding.take_up(topic, name)
+        if found is not None:
+            return found
+        try:
+            return await self._make(topic, name, kind)
+        except BaseException:
+            await holding.give_up(topic, name)
+            raise
 
     async def _make(self, topic: Topic, name: str, kind: SubscriptionType) -> Subscription:
         """Make a subscription: first its cursor, then its record, so that none is ever without a place."""
@@ -100,12 +113,14 @@ class Consuming:
         record = settings.model_copy(update={"kind": kind, "made": True})
         cursor = 0
         if topic.reliable:
-            storage = topic.storage
+            storage = topic.stored
             earliest = topic.policies.start_position == "earliest"
             cursor = storage.start_offset if earliest else storage.next_offset
             await storage.reset_cursor(name, cursor)
         await self._broker.records.save_subscription(topic.name, name, record)
         topic.settings_of.pop(name, None)
+        if self._broker.holding is not None and topic.reliable:
+            self._broker.holding.check(topic, name)
         log.info("subscription_created", topic=topic.text, subscription=name, type=kind.name, cursor=cursor)
         return topic.open_subscription(name, record, cursor)
 
@@ -143,6 +158,9 @@ class Consuming:
     async def receive_messages(self, request: ReceiveRequest) -> AsyncIterator[bytes]:
         """Deliver messages for as long as the connection lasts, or until the same consumer opens another stream."""
         found = self._broker.consumers.get(request.consumer_id)
+        if found is None and self._broker.holding is not None:
+            await self._broker.holding.come_back(request.consumer_id)
+            found = self._broker.consumers.get(request.consumer_id)
         if found is None:
             raise NotFoundError(f"consumer {request.consumer_id} not found; subscribe first")
         topic, subscription, consumer = found
@@ -187,6 +205,8 @@ class Consuming:
         subscription = found.subscriptions.get(name)
         if subscription is None:
             found.check()
+            if self._broker.holding is not None and name in found.settings_of:
+                raise hold_lost(found.text, name)
             raise UnknownPlaceError(f"subscription {name[:255]!r} of topic {found.text} not found")
         return subscription
 

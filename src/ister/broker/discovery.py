@@ -56,7 +56,7 @@ class Discovery:
         broker = self._broker
         match request.client:
             case HealthCheckRequest.ClientType.Producer:
-                known = not broker.draining and broker.sees_producer(request.id)
+                known = not broker.draining and broker.following is None and broker.sees_producer(request.id)
             case HealthCheckRequest.ClientType.Consumer:
                 known = request.id in broker.consumers
             case other:

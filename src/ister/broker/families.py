@@ -99,6 +99,12 @@ LOG: tuple[Family[LogView], ...] = (
     _gauge("ister_topic_next_offset", "The offset that the next message gets.", lambda g: g.next_offset),
     _gauge("ister_topic_synced_offset", "Everything below survives power loss.", lambda g: g.wal.synced_offset),
     _gauge("ister_topic_uploaded_offset", "Everything below is in objects.", lambda g: g.later_tier_offset),
+    _gauge("ister_topic_table_offset", "Everything below is in the table.", lambda g: g.table_offset),
+    _gauge(
+        "ister_topic_table_lag_messages",
+        "Messages that are not in the table yet.",
+        lambda g: None if g.table_offset is None else max(0, g.next_offset - g.table_offset),
+    ),
     _gauge("ister_topic_log_bytes", "Bytes of the log's files.", lambda g: g.wal.log_bytes),
     _counter("danube_wal_append", "Messages appended to the log.", lambda g: g.wal.appended),
     _counter("danube_wal_append_bytes", "Bytes of frames appended to the log.", lambda g: g.wal.appended_bytes),

@@ -270,6 +270,13 @@ class _Once(Collector):
         )
         if broker.sync_seconds is not None:
             yield _histogram("ister_wal_sync_seconds", "How long syncs of all logs took.", broker.sync_seconds)
+        reads = broker.table_reads
+        if reads is not None:
+            yield CounterMetricFamily("ister_table_reader_snapshots", "Snapshots looked at.", reads.snapshots)
+            yield CounterMetricFamily("ister_table_reader_files", "Data files opened for reading.", reads.files)
+            yield CounterMetricFamily("ister_table_reader_rows", "Rows read back, each checked.", reads.rows)
+            yield CounterMetricFamily("ister_table_reader_replans", "Reads planned anew, files gone.", reads.replans)
+            yield CounterMetricFamily("ister_table_reader_skipped", "Offsets missing and skipped.", reads.skipped)
         if broker.send_ms is not None:
             yield _histogram(
                 "danube_producer_send_latency_ms", "How long a sample of SendMessage calls took.", broker.send_ms

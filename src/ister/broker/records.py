@@ -116,6 +116,11 @@ class Records:
             found.setdefault(TopicName(namespace, topic), {})[unquote(name)] = _load(entry, SubscriptionRecord)
         return found
 
+    async def subscription(self, topic: TopicName, name: str) -> SubscriptionRecord | None:
+        """Return one subscription, None when there is none."""
+        entry = await self._metadata.get(self._subscription_key(topic, name))
+        return None if entry is None else _load(entry, SubscriptionRecord)
+
     async def save_namespace(self, namespace: str, record: NamespaceRecord) -> None:
         """Write a namespace down."""
         await self._metadata.put(f"{self._root}/namespaces/{namespace}", _dump(record))

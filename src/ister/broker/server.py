@@ -26,6 +26,7 @@ from ister.broker.http import HttpServer, routes
 from ister.broker.lag import LoopLag
 from ister.broker.metrics import Metrics
 from ister.broker.producing import Producing
+from ister.broker.read_only import for_readers
 from ister.broker.records import Records
 from ister.broker.schema_store import SchemaStore
 from ister.broker.schemas import SchemaRegistry
@@ -42,8 +43,10 @@ if TYPE_CHECKING:
     from ister.broker.service import Service
     from ister.broker.settings import BrokerSettings
     from ister.broker.topic import Topic
+    from ister.broker.views import TableCounters
     from ister.ports.metadata import Metadata
     from ister.storage.factory import WalStorageFactory
+    from ister.storage.lake_factory import LakeStorageFactory
 
 log = structlog.get_logger()
 
@@ -76,12 +79,15 @@ class Listening:
 class Serving:
     """A broker with its ports: starting, serving, draining."""
 
-    def __init__(self, broker: Broker, ports: Ports, validation: Validation) -> None:
+    def __init__(
+        self, broker: Broker, ports: Ports, validation: Validation, table_reads: TableCounters | None = None
+    ) -> None:
         self.broker = broker
         self.rpcs: dict[tuple[str, str], int] = {}
         self.sync_seconds = broker.factory.sync_seconds
         self.send_ms = None
         self.schema_checks = validation.counters
+        self.table_reads = table_reads
         self._ports = ports
         self._missing: list[str] = ["recovery"]
         self._data: Server | None = None
@@ -189,17 +195,24 @@ async def serve(
     settings: BrokerSettings,
     ports: Ports,
     *,
-    factory: WalStorageFactory,
+    factory: WalStorageFactory | LakeStorageFactory,
     metadata: Metadata,
     ready: Callable[[Listening], None],
     draining: Callable[[], None] = lambda: None,
     pipeline_token: str | None = None,
+    table_reads: TableCounters | None = None,
+    shares_subscriptions: bool = False,
 ) -> None:
-    """Run a broker over this storage until it is told to stop; a pipeline that has the token is told of files."""
+    """Run a broker over this storage until it is told to stop; a pipeline that has the token is told of files.
+
+    With `shares_subscriptions` other brokers on the same metadata may serve them too, each the ones that it holds.
+    """
     root = factory.config.root_prefix
     schemas = SchemaStore(metadata, root)
     await schemas.load()
-    broker = Broker(settings, factory, Records(metadata, root), schemas)
+    broker = Broker(
+        settings, factory, Records(metadata, root), schemas, shared=metadata if shares_subscriptions else None
+    )
     registry = SchemaRegistry(schemas, broker)
     validation = Validation(schemas)
     data = [
@@ -217,4 +230,12 @@ async def serve(
         *V1Admin(broker).services(),
         registry.service(),
     ]
-    await Serving(broker, ports, validation).run((data, admin), ready, draining)
+    following = broker.following
+    if following is not None:
+
+        async def look() -> None:
+            await schemas.load()
+            await following.refresh()
+
+        data, admin = ([for_readers(service, look) for service in services] for services in (data, admin))
+    await Serving(broker, ports, validation, table_reads).run((data, admin), ready, draining)

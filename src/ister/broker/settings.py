@@ -31,6 +31,8 @@ class BrokerSettings:
     """How long a producer that says nothing counts for the limits."""
     volatile_subscription_expiry_s: float = 60.0
     """How long a subscription of a non-reliable topic lives without a consumer."""
+    hold_ttl_s: float = 10.0
+    """How long a broker that died keeps its subscriptions from others, where several brokers serve them."""
     cursor_interval_s: float = 1.0
     """How often progress is saved."""
     non_reliable_queue: int = 1024

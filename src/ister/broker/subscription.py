@@ -7,7 +7,7 @@ consumer has no task, no reader and no timer.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import structlog
 
@@ -51,6 +51,15 @@ class Home(Protocol):
 
     async def store_dead_letter(self, subscription: str, letter: DeadLetter, policy: FailurePolicy) -> None:
         """Publish a copy of a message that nobody could consume."""
+        ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A reader that does something when nobody reads."""
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
         ...
 
 
@@ -310,7 +319,11 @@ class ReliableSubscription:
         while True:
             try:
                 reader = await self._home.read_from(dispatch.next_offset)
-                await self._read_on(reader)
+                try:
+                    await self._read_on(reader)
+                finally:
+                    if isinstance(reader, ReadsAhead):
+                        await reader.close()
             except OffsetOutOfRangeError as error:
                 start = self._home.start_offset
                 if start <= dispatch.next_offset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import TYPE_CHECKING
 
 import structlog
@@ -12,18 +13,23 @@ from ister.core.errors import DrainingError, IsterError
 
 if TYPE_CHECKING:
     from ister.broker.broker import Broker
+    from ister.broker.following import Following
     from ister.broker.topic import Topic
 
 log = structlog.get_logger()
 
 SWEEP_S = 1.0
+FOLLOW_SWEEPS = 5
+"""How many sweeps lie between two looks for topics that others have deleted."""
 
 
 async def sweep(broker: Broker) -> None:
     """Look through all topics once a second, until cancelled."""
     loop = asyncio.get_running_loop()
-    while True:
+    for number in count(1):
         await asyncio.sleep(SWEEP_S)
+        if broker.following is not None and number % FOLLOW_SWEEPS == 0:
+            await _follow(broker.following)
         now = loop.time()
         for topic in list(broker.topics.values()):
             if not topic.subscriptions or topic.problem is not None:
@@ -36,8 +42,17 @@ async def sweep(broker: Broker) -> None:
                 log.warning("sweep_failed", topic=topic.text, cause=str(error))
 
 
+async def _follow(following: Following) -> None:
+    try:
+        await following.refresh()
+    except IsterError as error:
+        log.warning("following_waits", cause=str(error))
+
+
 async def _sweep_topic(broker: Broker, topic: Topic, now: float) -> None:
     settings = broker.settings
+    if broker.holding is not None:
+        await broker.holding.sweep(topic, now)
     for name, subscription in list(topic.subscriptions.items()):
         if isinstance(subscription, VolatileSubscription):
             idle_s = now - subscription.empty_since

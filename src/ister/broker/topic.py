@@ -14,6 +14,8 @@ from ister.broker.volatile import VolatileSubscription
 from ister.core.errors import DrainingError, IsterError, LimitError, NotFoundError, PreconditionError
 from ister.core.offsets import StartPosition
 from ister.core.rate import TokenBucket
+from ister.storage.lake_storage import LakeStorage
+from ister.storage.owned_key import CursorTakenError
 
 if TYPE_CHECKING:
     from ister.broker.records import SubscriptionRecord, TopicRecord
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from ister.storage.wal_storage import WalStorage
 
     Subscription = ReliableSubscription | VolatileSubscription
+    Stored = WalStorage | LakeStorage
 
 log = structlog.get_logger()
 
@@ -54,6 +57,10 @@ class Home(Protocol):
         """Publish a copy to the policy's topic; returns once it is stored."""
         ...
 
+    async def cursors_taken(self, topic: Topic, error: CursorTakenError) -> bool:
+        """Begin anew where someone else has saved progress; False when nobody may."""
+        ...
+
 
 class Topic:
     """One topic; reliable with a storage, else without.
@@ -69,7 +76,7 @@ class Topic:
         settings: BrokerSettings,
         home: Home,
         *,
-        storage: WalStorage | None = None,
+        storage: Stored | None = None,
         problem: IsterError | None = None,
     ) -> None:
         self.name = name
@@ -98,7 +105,7 @@ class Topic:
         return self.record.reliable
 
     @property
-    def storage(self) -> WalStorage:
+    def stored(self) -> Stored:
         """The storage of a reliable topic; raises what is wrong with it."""
         self.check()
         if self._storage is None:
@@ -106,9 +113,17 @@ class Topic:
         return self._storage
 
     @property
+    def storage(self) -> WalStorage:
+        """The storage of a reliable topic that this broker owns; refused where it only reads."""
+        stored = self.stored
+        if isinstance(stored, LakeStorage):
+            raise PreconditionError(f"this broker only reads; another owns topic {self.text}, with its log and objects")
+        return stored
+
+    @property
     def start_offset(self) -> int:
         """The oldest offset that can be read."""
-        return self.storage.start_offset
+        return self.stored.start_offset
 
     @property
     def next_offset(self) -> int:
@@ -118,13 +133,15 @@ class Topic:
     @property
     def generation(self) -> int:
         """What tells it from a deleted topic of its name; 0 when nothing is stored."""
+        if isinstance(self._storage, LakeStorage):
+            return self._storage.generation
         objects = None if self._storage is None else self._storage.objects
         return 0 if objects is None else objects.reader.catalog.generation
 
     @property
     def log(self) -> WalStorage | None:
-        """The storage if there is one; for looking only."""
-        return self._storage
+        """The storage if it is one with a log; for looking only."""
+        return None if isinstance(self._storage, LakeStorage) else self._storage
 
     def check(self) -> None:
         """Raise what keeps this topic from working."""
@@ -202,7 +219,7 @@ class Topic:
 
     async def read_from(self, offset: int) -> Reader:
         """Read from an offset on."""
-        return await self.storage.create_reader(StartPosition.offset(offset))
+        return await self.stored.create_reader(StartPosition.offset(offset))
 
     async def store_dead_letter(self, subscription: str, letter: DeadLetter, policy: FailurePolicy) -> None:
         """Publish a copy of a message that nobody could consume."""
@@ -255,12 +272,21 @@ class Topic:
         wanted = self.cursors()
         try:
             saved = await self._storage.save_cursors(wanted)
+        except CursorTakenError as error:
+            if not await self._home.cursors_taken(self, error):
+                self.cursor_moved()
+            return
         except IsterError as error:
             log.warning("cursors_not_saved", topic=self.text, cause=str(error))
             self.cursor_moved()
             return
         if any(saved.get(name, cursor) < cursor for name, cursor in wanted.items()):
             self.cursor_moved()
+
+    def release_cursor(self, subscription: str) -> None:
+        """Save nothing of a subscription any more, where others may serve it."""
+        if self._storage is not None:
+            self._storage.release_cursor(subscription)
 
     async def settle_cursors(self) -> None:
         """Save every cursor now, with a sync before; the topic is about to be closed."""

@@ -10,18 +10,15 @@ import structlog
 from ister.broker.service import Service, Unary
 from ister.broker.subscription import ReliableSubscription
 from ister.broker.texts import check_name
-from ister.broker.v1_shapes import detail_of, shape_subscription
+from ister.broker.v1_shapes import detail_of, shape_absent, shape_subscription
 from ister.config.policies import Policies
 from ister.core.errors import InvalidRequestError, NotFoundError, OffsetOutOfRangeError, PreconditionError
 from ister.core.names import TopicName
 from ister.rpc import ister_v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ister.broker.broker import Broker
-    from ister.broker.topic import Subscription, Topic
-    from ister.storage.wal_storage import WalStorage
+    from ister.broker.topic import Stored, Topic
 
 log = structlog.get_logger()
 
@@ -96,10 +93,14 @@ class V1Admin:
         _check_target(request)
         async with self._broker.changing(name):
             topic = self._broker.topic(request.topic)
-            subscription = _find(topic, request.subscription)
+            check_name("subscription", request.subscription)
+            topic.check()
+            subscription = await self._broker.subscription(topic, request.subscription)
+            if subscription is None:
+                raise _unknown(topic, request.subscription)
             if not isinstance(subscription, ReliableSubscription):
                 raise PreconditionError(f"topic {topic.text} is not reliable: its subscriptions have no place")
-            storage = topic.storage
+            storage = topic.stored
             cursor = await _cursor_of(storage, request)
             if not storage.start_offset <= cursor <= storage.next_offset:
                 raise OffsetOutOfRangeError(cursor, storage.start_offset, storage.next_offset)
@@ -140,9 +141,12 @@ class V1Admin:
     async def describe_subscription(self, request: pb.DescribeSubscriptionRequest) -> pb.DescribeSubscriptionResponse:
         """Tell where a subscription stands."""
         topic = self._broker.topic(request.topic)
-        subscription = _find(topic, request.subscription)
-        kept = await _kept(topic)
-        return pb.DescribeSubscriptionResponse(subscription=self._shape(topic, subscription, kept))
+        check_name("subscription", request.subscription)
+        topic.check()
+        told = {one.name: one for one in await self._told(topic)}.get(request.subscription)
+        if told is None:
+            raise _unknown(topic, request.subscription)
+        return pb.DescribeSubscriptionResponse(subscription=told)
 
     async def describe_subscriptions(
         self, request: pb.DescribeSubscriptionsRequest
@@ -150,9 +154,7 @@ class V1Admin:
         """Tell where all subscriptions of a topic stand, sorted by name."""
         topic = self._broker.topic(request.topic)
         topic.check()
-        kept = await _kept(topic)
-        told = [self._shape(topic, subscription, kept) for _, subscription in sorted(topic.subscriptions.items())]
-        return pb.DescribeSubscriptionsResponse(subscriptions=told)
+        return pb.DescribeSubscriptionsResponse(subscriptions=await self._told(topic))
 
     async def describe_topic(self, request: pb.DescribeTopicRequest) -> pb.DescribeTopicResponse:
         """Tell what there is to know of a topic, with the size of its objects, which are counted for this."""
@@ -166,17 +168,24 @@ class V1Admin:
         topics = broker.topics_of(request.namespace) if request.namespace else broker.all_topics()
         return pb.ListTopicDetailsResponse(topics=[detail_of(broker, topic) for topic in topics])
 
-    def _shape(self, topic: Topic, subscription: Subscription, kept: Mapping[str, int]) -> pb.Subscription:
-        return shape_subscription(topic, subscription, self._broker.settings.max_unacked_messages, kept)
+    async def _told(self, topic: Topic) -> list[pb.Subscription]:
+        """Tell of a topic's subscriptions, sorted by name, those too that another broker may be serving."""
+        kept = await topic.stored.cursors() if topic.reliable else {}
+        window = self._broker.settings.max_unacked_messages
+        served = {
+            name: shape_subscription(topic, subscription, window, kept)
+            for name, subscription in topic.subscriptions.items()
+        }
+        absent = {
+            name: shape_absent(topic, name, record, window, kept)
+            for name, record in topic.settings_of.items()
+            if record.made
+        }
+        return [told for _, told in sorted((absent | served).items())]
 
 
-def _find(topic: Topic, name: str) -> Subscription:
-    check_name("subscription", name)
-    topic.check()
-    found = topic.subscriptions.get(name)
-    if found is None:
-        raise NotFoundError(f"subscription {name} of topic {topic.text} not found")
-    return found
+def _unknown(topic: Topic, name: str) -> NotFoundError:
+    return NotFoundError(f"subscription {name} of topic {topic.text} not found")
 
 
 def _check_target(request: pb.ResetCursorRequest) -> None:
@@ -189,7 +198,7 @@ def _check_target(request: pb.ResetCursorRequest) -> None:
             raise InvalidRequestError(f"time_ms {request.time_ms} is behind the year 9999; is it in milliseconds?")
 
 
-async def _cursor_of(storage: WalStorage, request: pb.ResetCursorRequest) -> int:
+async def _cursor_of(storage: Stored, request: pb.ResetCursorRequest) -> int:
     match request.WhichOneof("to"):
         case "offset":
             return request.offset
@@ -199,10 +208,6 @@ async def _cursor_of(storage: WalStorage, request: pb.ResetCursorRequest) -> int
             return storage.start_offset
         case _:
             return storage.next_offset
-
-
-async def _kept(topic: Topic) -> dict[str, int]:
-    return await topic.storage.cursors() if topic.reliable else {}
 
 
 async def _cloud_bytes(topic: Topic) -> int:

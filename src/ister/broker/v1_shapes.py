@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ister.broker.broker import Broker
+    from ister.broker.records import SubscriptionRecord
     from ister.broker.stream import Consumer
     from ister.broker.topic import Subscription, Topic
     from ister.core.errors import IsterError
@@ -125,6 +126,9 @@ def schema_of(broker: Broker, topic: Topic) -> pb.SchemaBinding | None:
 def offsets_of(broker: Broker, topic: Topic) -> pb.Offsets | None:
     """Return how far a topic's tiers reach; None when there is none."""
     storage = topic.log
+    if storage is None and topic.reliable and topic.problem is None:  # read from the table alone
+        upto = topic.next_offset
+        return pb.Offsets(start=0, next=upto, synced=upto, log_start=upto, lake_upto=upto)
     if storage is None:
         return None
     offsets = pb.Offsets(
@@ -167,6 +171,23 @@ def shape_subscription(
         told.waiting = sum(len(c.stream.outbox) for c in subscription.consumers.values() if c.stream is not None)
     told.consumers.extend(_consumer(subscription, consumer) for _, consumer in sorted(subscription.consumers.items()))
     return told
+
+
+def shape_absent(
+    topic: Topic, name: str, record: SubscriptionRecord, window: int, kept: Mapping[str, int]
+) -> pb.Subscription:
+    """Tell an operator of a subscription that this broker does not serve now: what is durable of it."""
+    cursor = kept.get(name, 0)
+    return pb.Subscription(
+        name=name,
+        type=f"SUBSCRIPTION_TYPE_{record.kind.name}",
+        dispatch=dispatch_of(topic),
+        cursor=cursor,
+        durable_cursor=cursor,
+        lag=max(0, topic.next_offset - cursor),
+        window=record.window or window,
+        failure_policy=policy_to_v1(record.failure_policy or FailurePolicy()),
+    )
 
 
 def _consumer(subscription: Subscription, consumer: Consumer) -> pb.Consumer:

@@ -84,7 +84,7 @@ class V1Storage:
         topic, objects = self._stored(request.topic, request.generation)
         storage = topic.storage
         synced = storage.wal.synced_offset
-        start = storage.start_offset  # of the objects too: they begin where the log did, or before
+        start = storage.frames_start  # what is older is in the table only, where the pipeline has put it
         at = request.from_offset
         if not start <= at <= storage.next_offset:
             raise OffsetOutOfRangeError(at, start, storage.next_offset)
@@ -147,6 +147,7 @@ class V1Storage:
         if request.upto > synced:
             raise OffsetOutOfRangeError(request.upto, 0, synced)
         upto = await pipelines.report(topic.name, topic.generation, request.epoch, request.upto)
+        topic.storage.table_reached(upto)
         return pb.ReportUptoResponse(upto=upto)
 
     # --- inside -------------------------------------------------------------------------------------------------------

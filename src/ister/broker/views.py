@@ -150,6 +150,35 @@ class ObjectsView(Protocol):
         ...
 
 
+class TableCounters(Protocol):
+    """What was read back from tables (`lake.topic_table.Seen`)."""
+
+    @property
+    def snapshots(self) -> int:
+        """Snapshots looked at."""
+        ...
+
+    @property
+    def files(self) -> int:
+        """Data files opened."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Rows given out."""
+        ...
+
+    @property
+    def replans(self) -> int:
+        """Reads that were planned anew because files had gone."""
+        ...
+
+    @property
+    def skipped(self) -> int:
+        """Offsets that were missing and were skipped."""
+        ...
+
+
 class LogView(Protocol):
     """The storage of a reliable topic (`WalStorage`)."""
 
@@ -166,6 +195,11 @@ class LogView(Protocol):
     @property
     def later_tier_offset(self) -> int | None:
         """Everything below is in objects; None where nothing is uploaded."""
+        ...
+
+    @property
+    def table_offset(self) -> int | None:
+        """Everything below is in the table; None where that is not read back."""
         ...
 
     @property
@@ -360,6 +394,11 @@ class BrokerView(Protocol):
     @property
     def schema_checks(self) -> SchemaCounters | None:
         """What was checked against schemas; None if nobody counts."""
+        ...
+
+    @property
+    def table_reads(self) -> TableCounters | None:
+        """What was read back from tables; None where they are not read."""
         ...
 
     def topics(self) -> Iterable[TopicView]:

@@ -79,6 +79,12 @@ def _serve(
     pipeline: Annotated[
         bool, typer.Option("--pipeline/--no-pipeline", help="Run the pipeline to the tables beside it, too.")
     ] = True,
+    read_only: Annotated[
+        bool,
+        typer.Option(
+            "--read-only", help="Only serve subscriptions, from the tables alone; needs etcd, and storage.type iceberg."
+        ),
+    ] = False,
 ) -> None:
     """Run the broker, and the pipeline to the tables.
 
@@ -88,12 +94,15 @@ def _serve(
     Example: ister serve --data-dir /var/lib/ister
     """
     from ister.cli.config_show import load_or_refuse  # noqa: PLC0415  # see demo
-    from ister.cli.serve import serve, show_json, show_table  # noqa: PLC0415  # see demo
+    from ister.cli.serve import serve, serve_readers, show_json, show_reader_table, show_table  # noqa: PLC0415  # see demo
     from ister.cli.supervise import PipelineChild, child_arguments  # noqa: PLC0415  # see demo
 
     with reporting():
         show_server_events(log_format, everything=not quiet)
         loaded = load_or_refuse(file, data_dir)
+        if read_only:
+            serve_readers(loaded, show_json if output is Output.JSON else show_reader_table)
+            return
         told = child_arguments(file, data_dir, log_format, prom_port=loaded.config.prom_port, quiet=quiet)
         serve(loaded, show_json if output is Output.JSON else show_table, PipelineChild(told) if pipeline else None)
 

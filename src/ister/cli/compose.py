@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, assert_never
 from ister import config as settings
 from ister.cli.exits import InputError
 from ister.cloud import Retention, UploadOptions
+from ister.config.lake import catalog_properties, require_shared_catalog
 from ister.ports.files import OsFiles
 from ister.ports.metadata import MemoryMetadata, SqliteMetadata
 from ister.ports.objects import Patience, StoreSettings
@@ -17,6 +18,7 @@ from ister.wal import WalConfig
 
 if TYPE_CHECKING:
     from ister.config import Config
+    from ister.lake.topic_table import TableReads
     from ister.ports.metadata import Metadata
     from ister.ports.objects import CloudStore
 
@@ -66,9 +68,25 @@ async def open_metadata(config: Config, *, read_only: bool) -> Metadata:
             assert_never(store)
 
 
+def open_tables(config: Config) -> TableReads | None:
+    """Return how tables are read back, None where they are not; asks the catalog nothing yet."""
+    if config.storage.type != "iceberg":
+        return None
+    require_shared_catalog(config, "storage.type iceberg")
+    from ister.lake.table import LazyLake  # noqa: PLC0415  # a second, and only this type needs it
+    from ister.lake.topic_table import ReaderOptions, TableReads  # noqa: PLC0415  # the same
+
+    reader = config.storage.iceberg_config.reader
+    options = ReaderOptions(
+        reader.poll_interval_ms / 1000, reader.max_concurrent_reads, reader.prefetch_size, reader.on_missing
+    )
+    return TableReads(LazyLake(*catalog_properties(config)), options)
+
+
 def topics_config(config: Config) -> TopicsConfig:
     """Return the settings that all topics share."""
     wal, uploader, retention = config.wal_cloud.wal, config.wal_cloud.uploader, config.wal_cloud.wal.retention
+    kept = config.storage.iceberg_config.reader.object_retention_minutes
     return TopicsConfig(
         wal=WalConfig(
             dir=wal.dir,
@@ -93,6 +111,7 @@ def topics_config(config: Config) -> TopicsConfig:
         root_prefix=uploader.root_prefix,
         cloud_timeout_s=config.policies.ack_timeout_ms / 1000,
         drain_timeout_s=config.broker.drain_timeout_ms / 1000,
+        object_retention_s=None if kept is None else kept * 60.0,
     )
 
 

@@ -27,11 +27,14 @@ dispatch:
   max_unacked_messages: 100
 policies:
   start_position: earliest
+storage:
+  type: iceberg
 wal_cloud:
   uploader:
     interval_seconds: 1
 """
-"""A new subscription gets everything from the first message on, and uploads are so frequent that a short run sees some."""
+"""A new subscription gets everything from the first message on, uploads are so frequent that a short run sees some, and what
+neither log nor objects have is read from the table."""
 
 
 class DemoBroker:

@@ -126,7 +126,9 @@ async def _join(sources: Sources, report: ObjectsReport) -> set[str]:
 async def _descriptors(
     sources: Sources, topic: TopicName, generation: int
 ) -> AsyncGenerator[Descriptor | CorruptMetadataError]:
-    """Give every description in order, and what is wrong in place of one that cannot be read."""
+    """Give every description that counts, in order, and what is wrong in place of one that cannot be read."""
+    catalog = sources.catalog(topic, generation)
+    await catalog.load_border()
     prefix = catalog_prefix(sources.topics.root_prefix, topic, generation)
     async for entry in entries(sources.metadata, prefix, PAGE):
         try:
@@ -134,6 +136,8 @@ async def _descriptors(
         except CorruptMetadataError as error:
             yield error
             continue
+        if descriptor.stop <= catalog.begin:
+            continue  # the table was proven to hold these, and nobody reads them from objects any more
         if entry.key == f"{prefix}{descriptor.start:020}" and descriptor.generation == generation:
             yield descriptor
         else:

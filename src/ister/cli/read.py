@@ -14,7 +14,13 @@ from ister.cli.display import bars, many, notice, say
 from ister.cli.exits import InputError
 from ister.cli.topics_look import look, looking
 from ister.cloud import CloudReader
-from ister.core.errors import IsterError, MissingFileError, MissingSpanError, OffsetOutOfRangeError
+from ister.core.errors import (
+    IsterError,
+    MissingFileError,
+    MissingObjectError,
+    MissingSpanError,
+    OffsetOutOfRangeError,
+)
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
 from ister.ports.files import OsFiles
@@ -73,7 +79,7 @@ async def messages_between(sources: Sources, seen: Seen, start: int, stop: int) 
                     return
                 at, tries = batch[-1].offset + 1, 0
                 yield batch
-        except (MissingSpanError, MissingFileError, OffsetOutOfRangeError) as error:
+        except (MissingSpanError, MissingFileError, MissingObjectError, OffsetOutOfRangeError) as error:
             tries += 1
             seen = await _look_again(sources, seen, tries, error)
         finally:
@@ -90,19 +96,20 @@ async def _look_again(sources: Sources, seen: Seen, tries: int, error: IsterErro
     return again
 
 
-def _places(seen: Seen) -> tuple[int, int, int, int]:
-    return (seen.generation, seen.objects.start, seen.objects.stop, -1 if seen.log is None else seen.log.start_offset)
+def _places(seen: Seen) -> tuple[int, ...]:
+    log_start = -1 if seen.log is None else seen.log.start_offset
+    return (seen.generation, seen.objects.start, seen.objects.stop, log_start, seen.upto)
 
 
 def _reader(sources: Sources, seen: Seen, start: int) -> TieredReader:
     log = seen.log
     if log is None:
-        # As the next owner would: everything is in objects, and the log goes on where they end.
-        log = LogView(OsFiles(), WalConfig(topic=str(seen.topic)), seen.objects.stop)
-    if start < log.start_offset:
+        # As the next owner would: everything is in objects and the table, and the log goes on where they end.
+        log = LogView(OsFiles(), WalConfig(topic=str(seen.topic)), seen.stop)
+    if start < log.start_offset and start >= seen.upto:
         sources.check_store()
     tier = ObjectTier(CloudReader(sources.store, seen.catalog), None, seen.objects)
-    return TieredReader(log, tier, StartPosition.offset(start))
+    return TieredReader(log, tier, StartPosition.offset(start), seen.table)
 
 
 @contextmanager

@@ -10,19 +10,22 @@ import shlex
 import sys
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ister import __version__
 from ister.broker.server import Listening, Ports
 from ister.broker.server import serve as run_broker
 from ister.broker.settings import BrokerSettings
-from ister.cli.compose import open_metadata, open_store, topics_config
+from ister.cli.compose import open_metadata, open_store, open_tables, topics_config
 from ister.cli.display import many, notice, printable, say
 from ister.cli.options import ADMIN, BROKER
-from ister.config import advice
+from ister.config import EtcdMetadata, advice
 from ister.config.lake import require_shared_catalog
+from ister.core.errors import InvalidConfigError
 from ister.core.tokens import TOKEN_VARIABLE
 from ister.storage.factory import WalStorageFactory
+from ister.storage.lake_factory import LakeConfig, LakeStorageFactory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +48,52 @@ def serve(loaded: Loaded, ready: Callable[[Loaded, Listening, float], None], chi
     asyncio.run(_serve(loaded.config, lambda listening: ready(loaded, listening, time.monotonic() - began), child))
 
 
+def serve_readers(loaded: Loaded, ready: Callable[[Loaded, Listening, float], None]) -> None:
+    """Serve subscriptions from the tables until SIGTERM or SIGINT; nothing on this machine's disk is opened."""
+    began = time.monotonic()
+    require_shared(loaded.config)
+    for warning in advice(loaded):
+        notice(f"ister: warning: {printable(str(warning))}")
+    raise_open_files()
+    asyncio.run(_serve_readers(loaded.config, lambda listening: ready(loaded, listening, time.monotonic() - began)))
+
+
+def require_shared(config: Config) -> None:
+    """Refuse to read only where no other broker could own the topics, or no table is read."""
+    if not isinstance(config.wal_cloud.metadata.store, EtcdMetadata):
+        raise InvalidConfigError(
+            "wal_cloud.metadata.etcd_endpoint",
+            "is missing; --read-only needs the metadata of the broker that owns the topics, and only etcd can be shared: "
+            "set it to the endpoints that the owner uses",
+        )
+    if config.storage.type != "iceberg":
+        raise InvalidConfigError(
+            "storage.type",
+            f"is {config.storage.type}; --read-only serves from the tables alone: set it to iceberg, here and at the owner",
+        )
+
+
+async def _serve_readers(config: Config, ready: Callable[[Listening], None]) -> None:
+    async with AsyncExitStack() as stack:
+        metadata = await open_metadata(config, read_only=False)
+        stack.push_async_callback(metadata.close)
+        reads = open_tables(config)
+        assert reads is not None, "require_shared insists on it"
+        stack.callback(reads.close)
+        lake = LakeConfig(
+            config.wal_cloud.uploader.root_prefix, config.storage.iceberg_config.reader.poll_interval_ms / 1000
+        )
+        await run_broker(
+            replace(broker_settings(config), auto_create_topics=False),
+            ports(config),
+            factory=LakeStorageFactory(lake, metadata=metadata, tables=reads.table),
+            metadata=metadata,
+            ready=ready,
+            table_reads=reads.seen,
+            shares_subscriptions=True,
+        )
+
+
 async def _serve(config: Config, ready: Callable[[Listening], None], child: PipelineChild | None) -> None:
     def listening(where: Listening) -> None:
         if child is not None:
@@ -58,7 +107,12 @@ async def _serve(config: Config, ready: Callable[[Listening], None], child: Pipe
         stack.push_async_callback(store.close)
         metadata = await open_metadata(config, read_only=False)
         stack.push_async_callback(metadata.close)
-        factory = WalStorageFactory(topics_config(config), store=store, metadata=metadata)
+        reads = open_tables(config)
+        if reads is not None:
+            stack.callback(reads.close)
+        factory = WalStorageFactory(
+            topics_config(config), store=store, metadata=metadata, tables=None if reads is None else reads.table
+        )
         await run_broker(
             broker_settings(config),
             ports(config),
@@ -67,6 +121,8 @@ async def _serve(config: Config, ready: Callable[[Listening], None], child: Pipe
             ready=listening,
             draining=(lambda: None) if child is None else child.tell_end,
             pipeline_token=os.environ.get(TOKEN_VARIABLE) if child is None else child.token,
+            table_reads=None if reads is None else reads.seen,
+            shares_subscriptions=reads is not None and isinstance(config.wal_cloud.metadata.store, EtcdMetadata),
         )
 
 
@@ -119,10 +175,7 @@ def show_table(loaded: Loaded, listening: Listening, seconds: float) -> None:
     data = shlex.quote(printable(str(loaded.home)))
     say(f"Ister {__version__} is ready after {seconds:.1f} s, with {many(listening.topics, 'topic')} in {data}.")
     say()
-    say(f"  clients         {listening.broker_url}")
-    say(f"  administration  {listening.admin_url}")
-    say(f"  metrics         {listening.metrics_url + '/metrics' if listening.metrics_url else 'off'}")
-    say()
+    _show_addresses(listening)
     broker = "" if listening.broker_url == BROKER else f" --broker {listening.broker_url}"
     admin = "" if listening.admin_url == ADMIN else f" --admin {listening.admin_url}"
     say("Try it from another terminal:")
@@ -131,6 +184,27 @@ def show_table(loaded: Loaded, listening: Listening, seconds: float) -> None:
     say(f"  ister topics list{admin}")
     say("Ctrl-C stops it; what was acknowledged is kept.")
     sys.stdout.flush()
+
+
+def show_reader_table(loaded: Loaded, listening: Listening, seconds: float) -> None:
+    """Say what listens where, of a broker that only reads."""
+    del loaded
+    topics = many(listening.topics, "topic")
+    say(f"Ister {__version__} is ready after {seconds:.1f} s, with {topics}: read-only, from the lake.")
+    say()
+    _show_addresses(listening)
+    admin = "" if listening.admin_url == ADMIN else f" --admin {listening.admin_url}"
+    say("Subscribe here; produce to the broker that owns the topics.")
+    say(f"  ister topics list{admin}")
+    say("Ctrl-C stops it; its subscriptions go on at another broker.")
+    sys.stdout.flush()
+
+
+def _show_addresses(listening: Listening) -> None:
+    say(f"  clients         {listening.broker_url}")
+    say(f"  administration  {listening.admin_url}")
+    say(f"  metrics         {listening.metrics_url + '/metrics' if listening.metrics_url else 'off'}")
+    say()
 
 
 def show_json(loaded: Loaded, listening: Listening, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """Decide what each tier of a topic holds, how far uploads are behind, and whether anything is in no tier.
 
-Asks the log's files and the metadata; the object store is not asked, so this works while it is down. `ister objects
-verify` asks it.
+Asks the log's files and the metadata, and where tables are read back the catalog; the object store is not asked, so this
+works while it is down. `ister objects verify` asks it.
 """
 
 from __future__ import annotations
@@ -82,6 +82,18 @@ class ObjectsTier:
 
 
 @dataclass(frozen=True, slots=True)
+class TableReport:
+    """What the table holds; `problem` is why nobody can say."""
+
+    name: str
+    span: Span = NOTHING
+    files: int = 0
+    size: int = 0
+    snapshot_id: int | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Lag:
     """What waits to be uploaded; bytes and time are None where they are not known."""
 
@@ -102,6 +114,7 @@ class TiersReport:
     objects: ObjectsTier
     lag: Lag
     problems: list[CorruptError]
+    table: TableReport | None = None
 
 
 def report_tiers(config: Config, topic: str) -> TiersReport:
@@ -116,12 +129,23 @@ async def _report(config: Config, topic: TopicName) -> TiersReport:
         objects = await _objects(seen, problems)
         if seen.problem is not None:
             problems.append(seen.problem)
-        elif seen.log is not None and objects.spans and objects.stop < seen.log.start_offset:
+        elif seen.log is not None and objects.spans and max(objects.stop, seen.upto) < seen.log.start_offset:
             problems.append(MissingSpanError(objects.stop, seen.log.start_offset))
         log = _log(seen)
+        lag = await _lag(sources, seen, objects)
         return TiersReport(
-            topic, seen.generation, seen.start, seen.stop, log, objects, await _lag(sources, seen, objects), problems
+            topic, seen.generation, seen.start, seen.stop, log, objects, lag, problems, _table(sources, seen)
         )
+
+
+def _table(sources: Sources, seen: Seen) -> TableReport | None:
+    if sources.tables is None:
+        return None
+    if seen.table is None or seen.weight is None:
+        return TableReport(str(seen.topic), problem=str(seen.no_table))
+    return TableReport(
+        seen.weight.name, seen.table.span, seen.weight.files, seen.weight.size, seen.table.end.snapshot_id
+    )
 
 
 async def _objects(seen: Seen, problems: list[CorruptError]) -> ObjectsTier:
@@ -132,6 +156,8 @@ async def _objects(seen: Seen, problems: list[CorruptError]) -> ObjectsTier:
             async for descriptor in descriptors:
                 if descriptor.stop > seen.objects.stop:
                     break
+                if descriptor.stop <= seen.catalog.begin:
+                    continue  # the table has these
                 tier.add(descriptor, seen.catalog.object_key(descriptor), problems)
     except CorruptMetadataError as error:
         problems.append(error)

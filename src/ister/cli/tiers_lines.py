@@ -30,7 +30,11 @@ def show_table(report: TiersReport) -> None:
     say()
     say(_LABEL.format("") + _scale(report, width))
     whole = Span(report.start, report.stop)
-    objects, log = report.objects, report.log
+    objects, log, table = report.objects, report.log, report.table
+    if table is not None:
+        held = [table.span] if table.span.start < table.span.stop else []
+        holds = "cannot be asked" if table.problem else _holds(held, table.files, "file", table.size)
+        _bar("table", held, whole, width, "magenta", holds)
     _bar("objects", objects.spans, whole, width, "cyan", _holds(objects.spans, objects.count, "object", objects.size))
     spans = [log.span] if log.state == "ok" else []
     holds = _holds(spans, len(log.files), "file", log.size) if log.state == "ok" else log.state
@@ -83,6 +87,17 @@ def show_json(report: TiersReport) -> None:
                 {"file": file.name, "start": file.start, "stop": file.stop, "bytes": file.size} for file in log.files
             ],
         },
+        "table": None
+        if report.table is None
+        else {
+            "name": report.table.name,
+            "start": report.table.span.start,
+            "stop": report.table.span.stop,
+            "files": report.table.files,
+            "bytes": report.table.size,
+            "snapshot_id": report.table.snapshot_id,
+            "problem": report.table.problem or None,
+        },
         "lag": {"messages": lag.messages, "bytes": lag.size, "time_us": lag.time_us},
         "problems": [str(problem) for problem in report.problems],
     }
@@ -120,6 +135,11 @@ def _sentences(report: TiersReport) -> Iterator[str]:
             f"The log ends at offset {log.span.stop}, before its objects do. The next owner sets it aside and starts a "
             f"new one at offset {objects.stop}, once the objects prove that they hold everything before."
         )
+    table = report.table
+    if table is not None and table.problem:
+        yield f"The table cannot be asked: {table.problem}."
+    elif table is not None and table.snapshot_id is not None:
+        yield f"In table {printable(table.name)} below offset {table.span.stop}, in snapshot {table.snapshot_id}."
     both = Span(max(log.span.start, objects.spans[0].start if objects.spans else 0), min(log.span.stop, objects.stop))
     if log.state == "ok" and both.start < both.stop:
         yield f"In both tiers: {many(both.stop - both.start, 'message')}, [{both.start}, {both.stop})."

@@ -1,20 +1,28 @@
-"""Decide what a topic is to a tool: its generation, its log's files, its described objects. Locks and writes nothing."""
+"""Decide what a topic is to a tool: its generation, its log's files, its described objects, its table. Writes nothing."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ister.cli.compose import missing_store, open_metadata, open_store, topics_config
+from ister.cli.compose import missing_store, open_metadata, open_store, open_tables, topics_config
 from ister.cloud import ObjectCatalog
-from ister.core.errors import BusyError, CorruptError, InvalidNameError, StoreUnavailableError, UnknownTopicError
+from ister.core.errors import (
+    BusyError,
+    CorruptError,
+    InvalidNameError,
+    IsterError,
+    StoreUnavailableError,
+    UnknownTopicError,
+)
 from ister.core.handoff import NOTHING, Span
 from ister.core.names import TopicName
 from ister.ports.files import OsFiles
 from ister.ports.objects import Patience
 from ister.storage.registry import TopicRegistry
+from ister.storage.table_tier import TableTier
 from ister.wal.view import LogView
 
 if TYPE_CHECKING:
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ister.config import Config
+    from ister.lake.topic_table import TableReads, Weight
     from ister.ports.metadata import Metadata
     from ister.ports.objects import CloudStore
     from ister.storage.factory import TopicsConfig
@@ -48,6 +57,7 @@ class Sources:
     topics: TopicsConfig
     store: CloudStore
     metadata: Metadata
+    tables: TableReads | None = None
 
     @property
     def registry(self) -> TopicRegistry:
@@ -78,7 +88,8 @@ class Seen:
     """One topic as it was at one moment.
 
     `log` is None when it is behind its objects or not there: the next owner starts it anew where they end, so nothing
-    of it counts. `problem` is why it cannot be read.
+    of it counts. `problem` is why it cannot be read. `table` is None where it is not read back, or cannot be asked, which
+    `no_table` says.
     """
 
     topic: TopicName
@@ -88,10 +99,20 @@ class Seen:
     log: LogView | None
     behind: LogView | None = None
     problem: CorruptError | None = None
+    table: TableTier | None = None
+    weight: Weight | None = None
+    no_table: IsterError | None = None
+
+    @property
+    def upto(self) -> int:
+        """The offset below which the table holds everything."""
+        return 0 if self.table is None else self.table.end.upto
 
     @property
     def start(self) -> int:
-        """The oldest offset of both tiers."""
+        """The oldest offset of all tiers."""
+        if self.upto:
+            return 0
         starts = [self.objects.start] if self.objects.start < self.objects.stop else []
         if self.log is not None:
             starts.append(self.log.start_offset)
@@ -100,7 +121,7 @@ class Seen:
     @property
     def stop(self) -> int:
         """The offset behind the newest message."""
-        return self.objects.stop if self.log is None else self.log.next_offset
+        return max(self.upto, self.objects.stop) if self.log is None else self.log.next_offset
 
 
 @asynccontextmanager
@@ -110,8 +131,13 @@ async def looking(config: Config) -> AsyncIterator[Sources]:
     try:
         metadata = await open_metadata(config, read_only=True)
         try:
-            with store_told():
-                yield Sources(config, topics_config(config), store, metadata)
+            tables = open_tables(config)
+            try:
+                with store_told():
+                    yield Sources(config, topics_config(config), store, metadata, tables)
+            finally:
+                if tables is not None:
+                    tables.close()
         finally:
             await metadata.close()
     finally:
@@ -150,7 +176,21 @@ async def look(sources: Sources, topic: TopicName) -> Seen:
     start. So a hole that is found is one.
     """
     generation = await find_generation(sources, topic)
+    seen = await _look_at_files(sources, topic, generation)
+    if sources.tables is None:
+        return seen
+    table = sources.tables.table(topic, generation)
+    try:
+        end = await table.look()
+        return replace(seen, table=TableTier(table, end), weight=table.weight())
+    except IsterError as error:
+        return replace(seen, no_table=error)
+
+
+async def _look_at_files(sources: Sources, topic: TopicName, generation: int) -> Seen:
     catalog = sources.catalog(topic, generation)
+    if sources.tables is not None:
+        await catalog.load_border()
     before = await described(catalog)
     directory, name = sources.directory(topic, generation), sources.topics.wal.file_name
     view: LogView | None = None
@@ -166,9 +206,11 @@ async def look(sources: Sources, topic: TopicName) -> Seen:
 
 
 async def described(catalog: ObjectCatalog) -> Span:
-    """Return the offsets from the first description to the last; a hole in between is not looked for."""
+    """Return the offsets from the first description that counts to the last; a hole in between is not looked for."""
     first, last = await catalog.first(), await catalog.last()
-    return Span(first.start, last.stop) if first is not None and last is not None else NOTHING
+    if last is None or last.start == last.stop:
+        return Span(catalog.begin, catalog.begin) if catalog.begin else NOTHING
+    return Span(max(catalog.begin, first.start if first is not None else last.start), last.stop)
 
 
 def topics_on_disk(root: Path) -> dict[TopicName, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ister.ports.metadata import Entry, Metadata
 
 PAGE = 32
+BORDER_NUMBERS = 2
 NEARBY = (4, 6, 8, 20)
 """How many last digits of an offset are left open when the object before it is searched, one after the other."""
 
@@ -29,13 +31,20 @@ class OtherOwnerError(FencedError):
 
 
 class ObjectCatalog:
-    """What metadata says of the objects of one topic and generation."""
+    """What metadata says of the objects of one topic and generation.
+
+    Objects may start anew: what is described below `begin` counts no more, because the topic's table holds all of it.
+    `table_upto` is how far it was proven to, which is at least that.
+    """
 
     def __init__(self, metadata: Metadata, root_prefix: str, topic: TopicName, generation: int) -> None:
         self.topic = topic
         self.generation = generation
+        self.begin = self.table_upto = 0
+        self._saving = asyncio.Lock()
         self._metadata = metadata
         self._prefix = catalog_prefix(root_prefix, topic, generation)
+        self._border_key = border_key(root_prefix, topic, generation)
 
     def object_key(self, descriptor: Descriptor) -> str:
         """Return the key of a described object."""
@@ -47,9 +56,39 @@ class ObjectCatalog:
         return self._load(found[0]) if found else None
 
     async def last(self) -> Descriptor | None:
-        """Return the newest object's description."""
+        """Return the newest object's description; one of nothing at `begin` when there is no object from there on."""
         found = await self._metadata.list(self._prefix, limit=1, reverse=True)
-        return self._load(found[0]) if found else None
+        last = self._load(found[0]) if found else None
+        if self.begin > (last.stop if last else 0):
+            return Descriptor(
+                generation=self.generation, epoch=0, start=self.begin, stop=self.begin, size=0, checksum=0, etag="",
+                append_time_us=0, index=(),
+            )  # fmt: skip
+        return last
+
+    async def load_border(self) -> None:
+        """Learn from which offset on objects count, and how far the table was proven; asked once, where there is one."""
+        entry = await self._metadata.get(self._border_key)
+        if entry is not None:
+            numbers = entry.value.split()
+            if len(numbers) != BORDER_NUMBERS or not all(number.isdigit() for number in numbers):
+                raise CorruptMetadataError(self._border_key, "it is not two offsets")
+            self.begin, self.table_upto = map(int, numbers)
+
+    async def begin_at(self, offset: int) -> None:
+        """Have objects count from an offset on; the table was proven to hold everything below. Never goes back."""
+        await self._save_border(begin=offset, upto=offset)
+
+    async def note_table(self, upto: int) -> None:
+        """Remember that the table was proven to hold everything below an offset, so that nobody takes it for never stored."""
+        await self._save_border(begin=0, upto=upto)
+
+    async def _save_border(self, *, begin: int, upto: int) -> None:
+        async with self._saving:  # who prunes the log and who deletes objects must not undo each other's
+            border = (max(self.begin, begin), max(self.table_upto, upto))
+            if border != (self.begin, self.table_upto):
+                await self._metadata.put(self._border_key, b"%d %d" % border)
+                self.begin, self.table_upto = border
 
     async def find(self, offset: int) -> Descriptor | None:
         """Return the description of the object that holds an offset, None when none does."""
@@ -110,6 +149,7 @@ class ObjectCatalog:
             for entry in page:
                 await self._metadata.delete(entry.key)
                 count += 1
+        await self._metadata.delete(self._border_key)
         return count
 
     async def _hole(self, start: int, stop: int) -> MissingSpanError:
@@ -130,3 +170,8 @@ class ObjectCatalog:
 def catalog_prefix(root_prefix: str, topic: TopicName, generation: int) -> str:
     """Return what the keys of a generation's descriptions begin with."""
     return f"{root_prefix.rstrip('/')}/storage/objects/{topic.namespace}/{topic.topic}/{generation:010}/"
+
+
+def border_key(root_prefix: str, topic: TopicName, generation: int) -> str:
+    """Return the key that says where a generation's objects begin, and how far its table was proven."""
+    return f"{root_prefix.rstrip('/')}/storage/objects_border/{topic.namespace}/{topic.topic}/{generation:010}"

@@ -1,4 +1,4 @@
-"""Prune a topic's log behind its objects: what is old or too much, and provably in completed objects."""
+"""Prune a topic's log behind its later tiers: what is old or too much, and provably in completed objects or the table."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from ister.core.errors import InvalidConfigError, IsterError
 from ister.core.retain import overdue_below, proven_below
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ister.cloud.catalog import ObjectCatalog
     from ister.cloud.log import PrunableLog
     from ister.cloud.uploader import Uploader
@@ -58,21 +60,28 @@ def first_check_s(topic: str, interval_s: float) -> float:
 
 
 class Deleter:
-    """One topic's deleter; `run` as a task, or `tick` by hand."""
+    """One topic's deleter; `run` as a task, or `tick` by hand.
+
+    `held` is how far the tier is behind which the log is pruned; without it, that is how far the uploader is.
+    """
 
     def __init__(
         self,
         prunable: PrunableLog,
         store: CloudStore,
         catalog: ObjectCatalog,
-        uploader: Uploader,
+        uploader: Uploader | None,
         retention: Retention,
         clock: Clock,
+        *,
+        held: Callable[[], int] | None = None,
     ) -> None:
+        assert uploader is not None or held is not None, "a log is pruned behind something"
         self._log = prunable
         self._store = store
         self._catalog = catalog
         self._uploader = uploader
+        self._held = held
         self._retention = retention
         self._clock = clock
         self._sweep_from = self._sweep_next = 0
@@ -103,12 +112,14 @@ class Deleter:
             size_bytes=self._retention.size_bytes,
             now_us=self._clock.wall_us(),
         )
-        uploaded = self._uploader.uploaded.value
+        held = self._reached()
         self._growth.look(
-            self._log.active_bytes + sum(segment.size for segment in segments if segment.stop > uploaded),
-            "these bytes are not uploaded yet, so they cannot be pruned: see what keeps the uploader from it",
+            self._log.active_bytes + sum(segment.size for segment in segments if segment.stop > held),
+            "these bytes are not uploaded yet, so they cannot be pruned: see what keeps the uploader from it"
+            if self._uploader is not None
+            else "these bytes are not in the table yet, so they cannot be pruned: see what keeps the pipeline from it",
         )
-        below = proven_below(segments, wanted=wanted, uploaded=uploaded)
+        below = proven_below(segments, wanted=wanted, uploaded=held)
         start = self._log.log_start
         if below <= start:
             return start
@@ -116,6 +127,8 @@ class Deleter:
 
     async def sweep(self) -> int:
         """Delete orphans; at first among all objects, then among those that are new."""
+        if self._uploader is None:
+            return 0  # without one there is no new orphan
         upto = self._uploader.uploaded.value
         if self._sweep_from == self._sweep_next == upto:
             return 0  # nothing is new
@@ -123,6 +136,12 @@ class Deleter:
         # One round behind: a put whose answer was lost may land late.
         self._sweep_from, self._sweep_next = self._sweep_next, upto
         return swept
+
+    def _reached(self) -> int:
+        if self._held is not None:
+            return self._held()
+        assert self._uploader is not None, "a log is pruned behind something"
+        return self._uploader.uploaded.value
 
 
 class GrowthWatch:

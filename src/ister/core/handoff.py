@@ -1,4 +1,4 @@
-"""Decide which tier serves which offsets: the log when it can, objects for what is older, and no guess in between."""
+"""Decide which tier serves which offsets: the log, else objects, else the table; each up to where a cheaper one begins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from ister.core.errors import MissingSpanError, OffsetOutOfRangeError
 
 
 class Tier(Enum):
-    """Where messages are."""
+    """Where messages are, the cheapest first."""
 
     LOG = "log"
     OBJECTS = "objects"
+    TABLE = "table"
 
 
 class Span(NamedTuple):
@@ -35,22 +36,43 @@ class Serve(NamedTuple):
     stop: int
 
 
-def serve(offset: int, log: Span, objects: Span, *, unreadable: Span = NOTHING) -> Serve:
-    """Return the tier that serves `offset`, and up to where.
+def serve(
+    offset: int,
+    log: Span,
+    objects: Span,
+    table: Span = NOTHING,
+    *,
+    unreadable: Span = NOTHING,
+    lost: Span = NOTHING,
+) -> Serve:
+    """Return the cheapest tier that serves `offset`, and up to where: its end, or where a cheaper one begins.
 
-    The log's end is part of it: a reader waits there. `unreadable` is a part of the log that turned out to be damaged.
-    MissingSpanError when neither tier has an offset that both sides of the gap say must exist.
+    The log's end is part of it: a reader waits there. `unreadable` is a part of the log that turned out to be damaged,
+    `lost` a part of the objects that is damaged or gone. MissingSpanError when no tier has an offset that both sides of
+    the gap say must exist.
     """
-    if log.start <= offset <= log.stop and offset not in unreadable:
-        return Serve(Tier.LOG, unreadable.start if unreadable.start > offset else log.stop)
-    if offset in objects:
-        stop = objects.stop
-        if offset < log.start:
-            stop = min(stop, log.start)
-        elif offset in unreadable:
-            stop = min(stop, unreadable.stop)
-        return Serve(Tier.OBJECTS, stop)
-    start = min(objects.start, log.start) if objects.start < objects.stop else log.start
+    tiers = (
+        (Tier.LOG, _without(Span(log.start, log.stop + 1), unreadable)),
+        (Tier.OBJECTS, _without(objects, lost)),
+        (Tier.TABLE, _without(table, NOTHING)),
+    )
+    following: list[int] = []
+    for tier, pieces in tiers:
+        for piece in pieces:
+            if offset in piece:
+                end = min(piece.stop, log.stop) if tier is Tier.LOG else piece.stop
+                return Serve(tier, min([end, *following]))
+        following += [piece.start for piece in pieces if piece.start > offset]
+    start = min([log.start, *(span.start for span in (objects, table) if span.start < span.stop)])
     if start <= offset < log.stop:
-        raise MissingSpanError(offset, log.start if offset < log.start else unreadable.stop)
+        raise MissingSpanError(offset, min(following))
     raise OffsetOutOfRangeError(offset, start, log.stop)
+
+
+def _without(span: Span, hole: Span) -> list[Span]:
+    """Return what is left of a span."""
+    if hole.start >= hole.stop:
+        parts = [span]
+    else:
+        parts = [Span(span.start, min(span.stop, hole.start)), Span(max(span.start, hole.stop), span.stop)]
+    return [part for part in parts if part.start < part.stop]

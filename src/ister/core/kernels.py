@@ -90,6 +90,24 @@ def _loader(bits: int, result: types.Type) -> Any:
     return load
 
 
+def _storer(bits: int) -> Any:
+    @intrinsic
+    def store(typing_context, array, at, value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001
+        def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+            data = cgutils.create_struct_proxy(signature.args[0])(context, builder, args[0]).data
+            place = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(bits).as_pointer())
+            narrow = args[2] if bits == 64 else builder.trunc(args[2], ir.IntType(bits))  # the value's own
+            builder.store(narrow, place, align=1)
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64, types.uint64), generate
+
+    return store
+
+
+_put16, _put32, _put64 = _storer(16), _storer(32), _storer(64)
+"""Little-endian, as are all machines that numba knows."""
+
 _u16 = _loader(16, types.uint16)
 _u32 = _loader(32, types.uint32)
 _u64 = _loader(64, types.uint64)
@@ -124,6 +142,17 @@ def crc32(buf, at, count, crc):  # type: ignore[no-untyped-def]  # noqa: ANN001,
             ^ _T[3, (b >> 32) & 0xFF] ^ _T[2, (b >> 40) & 0xFF] ^ _T[1, (b >> 48) & 0xFF] ^ _T[0, (b >> 56) & 0xFF]
         )  # fmt: skip
         at += 16
+    if at + 8 <= stop:
+        a = _u64(buf, at) ^ np.uint64(c)
+        c = np.uint32(
+            _T[7, a & 0xFF] ^ _T[6, (a >> 8) & 0xFF] ^ _T[5, (a >> 16) & 0xFF] ^ _T[4, (a >> 24) & 0xFF]
+            ^ _T[3, (a >> 32) & 0xFF] ^ _T[2, (a >> 40) & 0xFF] ^ _T[1, (a >> 48) & 0xFF] ^ _T[0, (a >> 56) & 0xFF]
+        )  # fmt: skip
+        at += 8
+    if at + 4 <= stop:
+        d = _u32(buf, at) ^ c
+        c = np.uint32(_T[3, d & 0xFF] ^ _T[2, (d >> 8) & 0xFF] ^ _T[1, (d >> 16) & 0xFF] ^ _T[0, (d >> 24) & 0xFF])
+        at += 4
     while at < stop:
         c = np.uint32(_T[0, (c ^ np.uint32(buf[at])) & np.uint32(0xFF)] ^ (c >> np.uint32(8)))
         at += 1
@@ -430,12 +459,6 @@ def measure(rows, texts, payload_at, map_at, ends):  # type: ignore[no-untyped-d
 
 
 @njit(nogil=True, cache=True)
-def _put(out, at, value, count):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    for k in range(count):
-        out[at + k] = np.uint8((value >> np.uint64(8 * k)) & np.uint64(0xFF))
-
-
-@njit(nogil=True, cache=True)
 def build(row, stop_row, offsets, times, fixed, narrow, texts, payload_at, payload_data, map_at, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Write rows [row, stop_row) as sealed frames into `out`, each with its own offset and append time.
 
@@ -463,8 +486,8 @@ def build(row, stop_row, offsets, times, fixed, narrow, texts, payload_at, paylo
         for entry in range(map_at[row], map_at[row + 1]):
             key = np.int64(key_at[entry + 1] - key_at[entry])
             value = np.int64(value_at[entry + 1] - value_at[entry])
-            _put(out, part, np.uint64(key), 2)
-            _put(out, part + 2, np.uint64(value), 4)
+            _put16(out, part, np.uint64(key))
+            _put32(out, part + 2, np.uint64(value))
             part += _ATTRIBUTE_HEAD
             _copy(out, part, key_data, np.int64(key_at[entry]), key)
             part += key
@@ -476,21 +499,21 @@ def build(row, stop_row, offsets, times, fixed, narrow, texts, payload_at, paylo
         part += payload
         out[body] = KIND_MESSAGE
         out[body + 1] = VERSION
-        _put(out, body + 2, np.uint64(narrow[1, row]), 2)
-        _put(out, body + 4, np.uint64(narrow[0, row]), 4)
-        _put(out, body + 8, np.uint64(times[row]), 8)
+        _put16(out, body + 2, np.uint64(narrow[1, row]))
+        _put32(out, body + 4, np.uint64(narrow[0, row]))
+        _put64(out, body + 8, np.uint64(times[row]))
         for k in range(4):
-            _put(out, body + 16 + 8 * k, fixed[k, row], 8)
-        _put(out, body + 48, np.uint64(name), 2)
-        _put(out, body + 50, np.uint64(addr), 2)
-        _put(out, body + 52, np.uint64(route), 2)
-        _put(out, body + 54, np.uint64(map_at[row + 1] - map_at[row]), 2)
-        _put(out, body + 56, np.uint64(attributes), 4)
-        _put(out, body + 60, np.uint64(payload), 4)
+            _put64(out, body + 16 + 8 * k, fixed[k, row])
+        _put16(out, body + 48, np.uint64(name))
+        _put16(out, body + 50, np.uint64(addr))
+        _put16(out, body + 52, np.uint64(route))
+        _put16(out, body + 54, np.uint64(map_at[row + 1] - map_at[row]))
+        _put32(out, body + 56, np.uint64(attributes))
+        _put32(out, body + 60, np.uint64(payload))
         length = part - body
-        _put(out, at, np.uint64(offsets[row]), 8)
-        _put(out, at + 8, np.uint64(length), 4)
-        _put(out, at + 12, np.uint64(frame_crc(out, at, length)), 4)
+        _put64(out, at, np.uint64(offsets[row]))
+        _put32(out, at + 8, np.uint64(length))
+        _put32(out, at + 12, np.uint64(frame_crc(out, at, length)))
         at = part
         row += 1
     return at

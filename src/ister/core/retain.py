@@ -1,4 +1,4 @@
-"""Decide what a log may delete: whole sealed segments, oldest first, and only what nobody needs any more.
+"""Decide what may be deleted, of a log and of its objects: whole ones, oldest first, and only what nobody needs any more.
 
 What holds a segment back, whatever the policy: a subscription that has not acknowledged all of it, and a later tier
 (objects, table) that does not hold all of it yet. The active file is not asked about: it is never deleted.
@@ -83,7 +83,7 @@ def prunable_below(
     return below
 
 
-def _is_expired(segment: SealedSegment, retention_period_s: int, now_us: int) -> bool:
+def _is_expired(segment: SealedSegment, retention_period_s: float, now_us: int) -> bool:
     if segment.first == segment.stop:
         return True
     # A message from the future, left by a clock that stepped back, has an age of 0.
@@ -122,3 +122,23 @@ def proven_below(segments: Sequence[SealedSegment], *, wanted: int, uploaded: in
     """Return the largest end of a segment that is wanted gone and whose every offset was uploaded."""
     ends = [segment.stop for segment in segments if segment.stop <= min(wanted, uploaded)]
     return max(ends, default=segments[0].first if segments else 0)
+
+
+def objects_droppable_below(objects: Sequence[SealedSegment], *, upto: int, retention_s: float, now_us: int) -> int:
+    """Return the offset below which objects may be deleted: an object's end, or the first offset to delete nothing.
+
+    `objects` are described ones, oldest first. Only one that is wholly below `upto`, which the table holds, and older
+    than the time goes, and only together with every older one: what is left has no new hole. The last of `objects` is
+    kept in any case: it says where the next one begins.
+
+    Cursors do not hold objects back: the table serves whoever is behind.
+    """
+    assert all(before.stop <= after.first for before, after in pairwise(objects)), "objects are in order"
+    if not objects:
+        return 0
+    below = objects[0].first
+    for piece in objects[:-1]:
+        if piece.stop > upto or not _is_expired(piece, retention_s, now_us):
+            break
+        below = piece.stop
+    return below

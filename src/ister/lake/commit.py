@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pyiceberg.io import FileIO
-    from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
     from pyiceberg.table.snapshots import Snapshot
 
@@ -172,7 +171,9 @@ class LakeTable:
             log.info("table_claimed", table=self._name, epoch=epoch)
         self._epoch = epoch
 
-    def commit(self, files: list[Written], spans: dict[int, tuple[int, int]]) -> int | Literal[Decision.LANDED]:
+    def commit_add_files(
+        self, files: list[Written], spans: dict[int, tuple[int, int]]
+    ) -> int | Literal[Decision.LANDED]:
         """Append files that hold exactly these offsets of each partition; returns the snapshot, or that it was there.
 
         CommitRefusedError: stop, another owner has it. TableMovedError: this topic stops. CommitMisplacedError: plan again.
@@ -191,7 +192,8 @@ class LakeTable:
                 UPTO: upto,
                 EPOCH: str(offer.epoch),
             }
-            return stage.write(self._data_files(files), summary, {UPTO: upto})
+            entries = [data_file(written, stage.spec.spec_id) for written in files]
+            return stage.write(entries, summary, {UPTO: upto})
 
         return self._push(lambda held: decide(held, offer), stage)
 
@@ -255,9 +257,6 @@ class LakeTable:
         except Exception as error:
             stage.discard()
             raise LakeUnavailableError(self._name, "write manifests of", _said(error)) from error
-
-    def _data_files(self, files: list[Written]) -> list[DataFile]:
-        return [data_file(written, self._table) for written in files]
 
     # --- what the table has let go ------------------------------------------------------------------------------------
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFileContent, ManifestContent
-from pyiceberg.types import IntegerType, LongType, TimestamptzType
 
 from ister.core.layout import OFFSET_MAX, Changes, Part, changes, select
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 OFFSET_ID = 1
 PARTITION_ID = 2
 APPEND_TIME_ID = 3
-_KINDS = {OFFSET_ID: LongType(), PARTITION_ID: IntegerType(), APPEND_TIME_ID: TimestamptzType()}
 
 
 class Delete(NamedTuple):
@@ -107,8 +104,9 @@ def _part(entry: ManifestEntry) -> Part:
 
 
 def _bound(bounds: dict[int, bytes], field_id: int, absent: int) -> int:
+    """Read a bound of a whole number, of as many bytes as it has: someone may have widened the column."""
     found = bounds.get(field_id)
-    return absent if found is None else int(from_bytes(_KINDS[field_id], found))
+    return absent if found is None else int.from_bytes(found, "little", signed=True)
 
 
 def _joined(listings: Iterable[Listing]) -> Listing:

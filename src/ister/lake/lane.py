@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.types import IntegerType
 
 from ister.lake.deletes import FIELD_ID
 from ister.lake.files import is_local
@@ -32,6 +33,8 @@ WANTED = {field.field_id: field.name for field in SCHEMA.fields if field.name !=
 OFFSETS = {1: "topic_offset", 2: "partition"}
 """What tells which messages there are."""
 OFFSET_ID, PARTITION_ID = 1, 2
+NARROW = frozenset(field.field_id for field in SCHEMA.fields if isinstance(field.field_type, IntegerType))
+"""Columns of 32 bits, which someone may have widened."""
 
 
 class Wish(NamedTuple):
@@ -69,7 +72,11 @@ def _read_group(
     rows_each = min(BATCH_ROWS, max(BATCH_ROWS_MIN, BATCH_BYTES // row_bytes))
     for batch in file.iter_batches(batch_size=rows_each, row_groups=[group], columns=list(columns.values())):
         by_id = pa.RecordBatch.from_arrays(
-            [batch.column(name) for name in columns.values()], names=[str(field_id) for field_id in columns]
+            [
+                batch.column(name).cast(pa.int32()) if field_id in NARROW else batch.column(name)
+                for field_id, name in columns.items()
+            ],
+            names=[str(field_id) for field_id in columns],
         )
         keep = _wanted(by_id, wish)
         if deleted is not None and (left := deleted.kept(first_row, by_id)) is not None:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from pyiceberg.io import FileIO, OutputStream
-    from pyiceberg.table import Table
 
 ROW_GROUP_BYTES = 16 * 1024 * 1024
 """What a row group holds in memory before it is written."""
@@ -105,8 +104,8 @@ def write_files(
         raise
 
 
-def data_file(written: Written, table: Table) -> DataFile:
-    """Return a written file as an entry of the table's manifest."""
+def data_file(written: Written, spec_id: int) -> DataFile:
+    """Return a written file as an entry of a table's manifest."""
     return DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=written.path,
@@ -122,7 +121,7 @@ def data_file(written: Written, table: Table) -> DataFile:
         upper_bounds={field_id: b64decode(bound) for field_id, bound in written.upper_bounds.items()},
         split_offsets=written.split_offsets,
         sort_order_id=None,
-        spec_id=table.metadata.default_spec_id,
+        spec_id=spec_id,
         equality_ids=None,
         key_metadata=None,
     )

@@ -7,7 +7,7 @@ to be is read again through a spill on disk, and only what is missing there is m
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 LANES_MAX = 16
 """How many files are merged on the fly; each is open, and has a batch in memory."""
 PIECE_BYTES = 1 << 20
-"""How much is given out at once."""
+"""How much is given out at once as messages, which are many times as large in memory."""
+BATCH_PIECE_BYTES = 1 << 22
+"""How much is given out at once as Arrow: what a file's rows come in, so that checking them is a few long steps."""
 CHECKED_AHEAD = 4
-"""How many pieces are being checked, or wait to be given out."""
+"""How many pieces are being checked, or wait to be given out; fewer at first, so that whoever seeks need not wait for them."""
 
 
 class Rows(NamedTuple):
@@ -77,8 +79,17 @@ class Source(NamedTuple):
 class Scan:
     """Gives the rows of a wish from some files, which must be all that may hold them, by their first offset."""
 
-    def __init__(self, source: Source, parts: list[Part], wish: Wish, *, spill_bytes: int = SPILL_BYTES) -> None:
+    def __init__(
+        self,
+        source: Source,
+        parts: list[Part],
+        wish: Wish,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        spill_bytes: int = SPILL_BYTES,
+    ) -> None:
         self.next_offset = wish.start
+        self._piece_bytes = piece_bytes
         self._source = source
         self._wish = wish
         self._spill_bytes = spill_bytes
@@ -88,6 +99,7 @@ class Scan:
     def __iter__(self) -> Iterator[Rows]:
         """Give rows that were checked; a few are being checked by other threads meanwhile."""
         pending: deque[Future[Rows]] = deque()
+        given = 0
         trouble: Exception | None = None
         pieces = self._pieces()
         try:
@@ -100,8 +112,9 @@ class Scan:
                 if piece is None:
                     break
                 pending.append(self._source.pool.submit(self._checked, *piece))
-                if len(pending) >= CHECKED_AHEAD:
+                if len(pending) >= min(CHECKED_AHEAD, given + 1):
                     yield pending.popleft().result()
+                    given += 1
             while pending:
                 yield pending.popleft().result()
             if trouble is not None:
@@ -116,13 +129,16 @@ class Scan:
 
     def _pieces(self) -> Generator[tuple[pa.RecordBatch, list[Part]]]:
         """Give dense rows in order, a piece at a time, with the files that they may be from."""
-        while self._clusters:
-            self._begin_ahead()
+        for turn in count(1):
+            if not self._clusters:
+                break
+            self._begin_ahead(min(turn, self._source.ahead))  # the first file alone: whoever seeks waits for no other
             parts = self._clusters.popleft()
             for rows in self._cluster(parts):
-                count = max(1, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes))
-                for at in range(0, rows.num_rows, count):
-                    yield rows.slice(at, count), parts
+                pieces = max(1, round(rows.nbytes / self._piece_bytes))
+                step = max(1, -(-rows.num_rows // pieces))
+                for at in range(0, rows.num_rows, step):
+                    yield rows.slice(at, step), parts
         if self.next_offset < self._wish.stop:
             self._skip(self._wish.stop)
 
@@ -218,10 +234,10 @@ class Scan:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _begin_ahead(self) -> None:
+    def _begin_ahead(self, files: int) -> None:
         """Open the files that come next, before they are needed."""
-        coming = [part for cluster in islice(self._clusters, self._source.ahead) for part in cluster]
-        for part in coming[: self._source.ahead]:
+        coming = [part for cluster in islice(self._clusters, files) for part in cluster]
+        for part in coming[:files]:
             self._begin(part)
 
     def _begin(self, part: Part) -> tuple[Iterator[pa.RecordBatch], Future[pa.RecordBatch | None]]:

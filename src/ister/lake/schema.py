@@ -34,6 +34,8 @@ from pyiceberg.types import (
 from ister.core.columns import SCHEMA as STORED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pyiceberg.types import IcebergType
 
 DAY = "append_time_day"
@@ -89,6 +91,18 @@ def differs(schema: Schema) -> str | None:
         found = schema.find_field(field.field_id) if field.field_id in schema.field_ids else None
         if found is None or found.name != field.name or found.field_type != field.field_type:
             return f"field {field.field_id} should be {field.name} {field.field_type}, and is {found or 'not there'}"
+    return None
+
+
+def spec_of(specs: Iterable[PartitionSpec]) -> PartitionSpec | None:
+    """Return which of a table's partition specs is the one that our files are written by; None when it is gone.
+
+    A user may have given the table another: then that is for whoever compacts, and ours is still the right one for our files.
+    """
+    wanted = [(field.source_id, field.transform) for field in SPEC.fields]
+    for spec in specs:
+        if [(field.source_id, field.transform) for field in spec.fields] == wanted:
+            return spec
     return None
 
 

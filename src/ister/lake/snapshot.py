@@ -37,6 +37,8 @@ from pyiceberg.table.update import (
 
 from ister.core.publish import to_merge
 from ister.core.upkeep import Lineage, expirable
+from ister.lake.errors import TableMovedError
+from ister.lake.schema import SPEC, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,6 +72,10 @@ class Stage:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._metadata = table.metadata
+        found = spec_of(table.specs().values())
+        if found is None:
+            raise TableMovedError(".".join(table.name()), f"it has no partition spec like {SPEC} any more")
+        self.spec = found
         self._uuid = uuid.uuid4()
         self._locations = table.location_provider()
         self._snapshot_id = table.metadata.new_snapshot_id()
@@ -126,7 +132,7 @@ class Stage:
         ours: list[ManifestFile] = []
         others: list[ManifestFile] = []
         for old in () if parent is None else parent.manifests(self._table.io):
-            if old.content == ManifestContent.DATA and old.partition_spec_id == self._metadata.default_spec_id:
+            if old.content == ManifestContent.DATA and old.partition_spec_id == self.spec.spec_id:
                 ours.append(old)
             else:
                 others.append(old)
@@ -156,7 +162,7 @@ class Stage:
         path = self._path(f"{self._uuid}-m{len(self._written)}.avro")
         with write_manifest(
             format_version=self._metadata.format_version,
-            spec=self._metadata.spec(),
+            spec=self.spec,
             schema=self._metadata.schema(),
             output_file=self._table.io.new_output(path),
             snapshot_id=self._snapshot_id,
@@ -176,9 +182,9 @@ class Stage:
 
     def _summary(self, files: list[DataFile], extra: dict[str, str], parent: Snapshot | None) -> Summary:
         collector = SnapshotSummaryCollector()
-        schema, spec = self._metadata.schema(), self._metadata.spec()
+        schema = self._metadata.schema()
         for file in files:
-            collector.add_file(file, schema, spec)
+            collector.add_file(file, schema, self.spec)
         return update_snapshot_summaries(
             Summary(operation=Operation.APPEND, **collector.build(), **extra),
             previous_summary=parent.summary if parent else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import structlog
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from ister.core.names import TopicName
 
-__all__ = ["Lake", "LakeTable"]
+__all__ = ["Lake", "LakeTable", "LazyLake"]
 
 log = structlog.get_logger()
 
@@ -157,3 +158,27 @@ class Lake:
             for column in SORTED_BY:
                 order.asc(column, IdentityTransform())
         return self.catalog.load_table(table.name())
+
+
+class LazyLake:
+    """A lake whose catalog is opened when a table is first asked for: one that is away does not keep a broker from starting."""
+
+    def __init__(self, name: str, properties: Mapping[str, str]) -> None:
+        self._name = name
+        self._properties = properties
+        self._lake: Lake | None = None
+        self._lock = Lock()
+
+    def find(self, topic: TopicName, generation: int) -> LakeTable | None:
+        """Return a topic's table if there is one; LakeUnavailableError when the catalog cannot be opened."""
+        with self._lock:
+            if self._lake is None:
+                self._lake = Lake.open(self._name, self._properties)
+        return self._lake.find(topic, generation)
+
+    def close(self) -> None:
+        """Let go of the catalog."""
+        with self._lock:
+            if self._lake is not None:
+                self._lake.close()
+                self._lake = None

@@ -11,7 +11,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 import structlog
@@ -24,7 +24,7 @@ from ister.lake.deletes import deleted_of
 from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.lake.index import FileIndex, plan_scan
 from ister.lake.lane import OFFSETS, Wish, read_lane
-from ister.lake.scan import FileTroubleError, Scan, Source
+from ister.lake.scan import BATCH_PIECE_BYTES, PIECE_BYTES, FileTroubleError, Scan, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ister.core.names import TopicName
     from ister.lake.commit import LakeTable
     from ister.lake.scan import Rows
-    from ister.lake.table import Lake
 
 log = structlog.get_logger()
 
@@ -65,11 +64,23 @@ class ReaderOptions:
     on_missing: Literal["fail", "skip"] = "fail"
 
 
+class Finds(Protocol):
+    """Where tables are found: a Lake, or one that is opened when it is needed."""
+
+    def find(self, topic: TopicName, generation: int) -> LakeTable | None:
+        """Return a topic's table if there is one."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the catalog."""
+        ...
+
+
 @dataclass(slots=True)
 class TableReads:
     """What all readers of a process share: the lake, the threads, the counters. Close it at the end."""
 
-    lake: Lake
+    lake: Finds
     options: ReaderOptions = field(default_factory=ReaderOptions)
     seen: Seen = field(default_factory=Seen)
     files: ThreadPoolExecutor = field(init=False)
@@ -84,9 +95,18 @@ class TableReads:
         return LakeTopicTable(self, topic, generation)
 
     def close(self) -> None:
-        """Let go of the threads; what they do ends first."""
+        """Let go of the threads, once what they do has ended, and of the lake."""
         self.streams.shutdown()
         self.files.shutdown()
+        self.lake.close()
+
+
+class Weight(NamedTuple):
+    """A table's name, how many data files it has, and their bytes."""
+
+    name: str
+    files: int
+    size: int
 
 
 class LakeTopicTable:
@@ -158,6 +178,11 @@ class LakeTopicTable:
         """How far the table went when it was last looked at."""
         return self._end
 
+    def weight(self) -> Weight:
+        """Return the data files of the snapshot that was last looked at, of all partitions. Asks nobody."""
+        parts = self._index.parts
+        return Weight(self.name, len(parts), sum(part.size for part in parts))
+
     def place(self, offset: int) -> Place | None:
         """Return where an offset is in the snapshot that was last looked at; None when it is not there. Asks nobody."""
         snapshot_id = self._index.snapshot_id
@@ -170,15 +195,15 @@ class LakeTopicTable:
         """Read the messages [start, stop), in order, each once."""
         return LakeStream(self, start, stop)
 
-    def rows(self, start: int, stop: int) -> Iterator[Rows]:
-        """Give the rows [start, stop), dense and in order; for a thread, which waits for files."""
+    def rows(self, start: int, stop: int, piece_bytes: int = PIECE_BYTES) -> Iterator[Rows]:
+        """Give the rows [start, stop), dense and in order, in pieces of about a size; for a thread, which waits for files."""
         at = start
         while at < stop:
             if self._end.upto < stop:
                 self.refresh()
             if self._end.upto < stop:
                 raise MissingRowsError(self.name, max(at, self._end.upto), stop, self.partition)
-            scan = self._scan(at, stop)
+            scan = self._scan(at, stop, piece_bytes)
             try:
                 for rows in scan:
                     at = rows.chunk.stop
@@ -199,7 +224,7 @@ class LakeTopicTable:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _scan(self, start: int, stop: int) -> Scan:
+    def _scan(self, start: int, stop: int, piece_bytes: int) -> Scan:
         with self._lock:
             parts, deletes = self._index.plan(start, stop, self.partition), self._index.deletes
         assert self._table is not None, "whoever knows how far it goes has found it"
@@ -208,7 +233,7 @@ class LakeTopicTable:
             self.name, self._table.files, deletes, self.reads.files,
             min(options.prefetch_size, options.max_concurrent_reads), self._missing, self._opened,
         )  # fmt: skip
-        return Scan(source, parts, Wish(start, stop, self.partition))
+        return Scan(source, parts, Wish(start, stop, self.partition), piece_bytes=piece_bytes)
 
     def _opened(self) -> None:
         if self._closed:
@@ -300,12 +325,12 @@ class LakeStream:
 
     async def read(self) -> list[StreamMessage]:
         """Return the next messages, about a MiB at most; none at the end."""
-        rows = await self._take()
+        rows = await self._take(PIECE_BYTES)
         return [] if rows is None else messages_in(rows.chunk, str(self._table.topic))
 
     async def read_batch(self) -> pa.RecordBatch | None:
-        """Return the next messages as Arrow (`ister.core.columns.SCHEMA`); None at the end."""
-        rows = await self._take()
+        """Return the next messages as Arrow (`ister.core.columns.SCHEMA`), about 4 MiB at most; None at the end."""
+        rows = await self._take(BATCH_PIECE_BYTES)
         return None if rows is None else rows.batch
 
     async def close(self) -> None:
@@ -317,10 +342,11 @@ class LakeStream:
                 self._queue.get_nowait()
             self._queue.put_nowait(LogClosedError(str(self._table.topic)))  # for whoever reads on, or is just waiting
 
-    async def _take(self) -> Rows | None:
+    async def _take(self, piece_bytes: int) -> Rows | None:
         while self._next < self._stop:
             if self._pump is None:
-                self._pump = asyncio.create_task(self._read_ahead(self._table.rows(self._next, self._stop)))
+                rows = self._table.rows(self._next, self._stop, piece_bytes)
+                self._pump = asyncio.create_task(self._read_ahead(rows))
             item = await self._queue.get()
             if isinstance(item, StopAsyncIteration):
                 self._next = self._stop  # the rest was missing, and skipping it was asked for

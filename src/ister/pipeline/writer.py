@@ -340,7 +340,7 @@ class TopicWriter:
 
     def _commit(self, key: tuple[TopicName, int], parts: Sequence[_Part]) -> None:
         try:
-            self._tables[key].commit(
+            self._tables[key].commit_add_files(
                 [one for part in parts for one in part.files],
                 {part.progress.place.partition: (part.start, part.stop) for part in parts},
             )

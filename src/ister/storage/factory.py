@@ -1,7 +1,6 @@
 """Make each topic's storage: its directory, its log, its uploader and deleter; find all of them again after a restart.
 
-The next offset of a topic is the largest over its tiers. A log that is behind its objects starts anew where they end,
-if they provably hold everything before; with an empty log and a tier that cannot be asked, the topic is unavailable.
+The next offset of a topic is the largest over its tiers; `ister.storage.resume` finds it.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -16,49 +16,49 @@ import structlog
 from ister.cloud import CloudReader, Deleter, ObjectCatalog, Retention, Uploader, UploadOptions
 from ister.cloud.checkpoint import UploadCheckpoint
 from ister.cloud.deleter import GrowthWatch
-from ister.cloud.proof import prove
 from ister.core.errors import (
     BusyError,
     ClientError,
     InvalidConfigError,
     IsterError,
     LogClosedError,
-    StoreRefusedError,
-    StoreUnavailableError,
     UnknownTopicError,
 )
-from ister.core.handoff import Span
 from ister.core.names import TopicName
 from ister.core.segment import generation_prefix, topic_prefix
 from ister.ports.clock import SystemClock
 from ister.ports.files import OsFiles
 from ister.ports.slots import slots_of_process
+from ister.storage.object_retention import ObjectKeeper
+from ister.storage.progress_move import drop_cursors, open_cursors
 from ister.storage.registry import TopicRegistry
+from ister.storage.resume import Opening
 from ister.storage.retention import Keeper
 from ister.storage.root import LogRoot
+from ister.storage.table_tier import TableTier
 from ister.storage.tiers import CLOUD_TIMEOUT_S, ObjectTier
 from ister.storage.wal_storage import WalStorage
 from ister.wal import Wal
 from ister.wal.config import AckLevel, WalConfig
-from ister.wal.directory import Resume
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from ister.core.histogram import Histogram
-    from ister.core.segment import Descriptor
     from ister.ports.clock import Clock
     from ister.ports.files import Files, Lock
     from ister.ports.metadata import Metadata
     from ister.ports.objects import CloudStore
     from ister.storage.registry import TopicRecord
     from ister.storage.retention import ReliableOptions
+    from ister.storage.table_tier import TopicTable
+    from ister.wal.directory import Resume
 
 log = structlog.get_logger()
 
 OPEN_AT_ONCE = 16
 DISK_THREADS = 16
 """How many threads wait for the disk, for all topics together."""
-ASK_TIMEOUT_S = 10.0
-"""How long the opening of a log that has messages waits for the object store."""
 
 
 class UnknownHistoryError(ClientError):
@@ -74,7 +74,10 @@ class UnknownHistoryError(ClientError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsConfig:
-    """The settings that all topics of a factory share; `wal.dir` is the directory under which each has its own."""
+    """The settings that all topics of a factory share; `wal.dir` is the directory under which each has its own.
+
+    `object_retention_s` is how long objects are kept that the table holds, too; None is for ever.
+    """
 
     wal: WalConfig
     upload: UploadOptions = field(default_factory=UploadOptions)
@@ -82,8 +85,11 @@ class TopicsConfig:
     root_prefix: str = "/danube-data"
     cloud_timeout_s: float = CLOUD_TIMEOUT_S
     drain_timeout_s: float = 10.0
+    object_retention_s: float | None = None
 
     def __post_init__(self) -> None:
+        if self.object_retention_s is not None and not self.object_retention_s >= 0:
+            raise InvalidConfigError("object_retention_s", f"{self.object_retention_s!r} must not be negative")
         if self.wal.dir is None:
             raise InvalidConfigError("wal.dir", "topics with objects need a directory for their logs")
 
@@ -97,6 +103,7 @@ class _Open:
     uploader: Uploader | None
     deleter: Deleter | None
     keeper: Keeper
+    object_keeper: ObjectKeeper | None
     tasks: list[asyncio.Task[None]]
     keeps: bool = False
 
@@ -109,7 +116,11 @@ class _Found(NamedTuple):
 
 
 class WalStorageFactory:
-    """Makes, finds and deletes topics; `start` it first, `shutdown` at the end."""
+    """Makes, finds and deletes topics; `start` it first, `shutdown` at the end.
+
+    With `tables`, the table of a topic and generation is its last tier. `known_upto` is how far such a table was once
+    reported to be, for when it cannot be asked.
+    """
 
     def __init__(
         self,
@@ -119,11 +130,15 @@ class WalStorageFactory:
         metadata: Metadata,
         files: Files | None = None,
         clock: Clock | None = None,
+        tables: Callable[[TopicName, int], TopicTable] | None = None,
+        known_upto: Callable[[TopicName, int], int] = lambda _topic, _generation: 0,
     ) -> None:
         self.config = config
         self.problems: dict[TopicName, IsterError] = {}
         self._store = store
         self._metadata = metadata
+        self._tables = tables
+        self.known_upto = known_upto
         self._files = files or OsFiles(threads=DISK_THREADS, slots=slots_of_process())
         self._clock = clock or SystemClock()
         self._registry = TopicRegistry(metadata, config.root_prefix)
@@ -230,6 +245,7 @@ class WalStorageFactory:
                 await self._stop(opened)
                 with suppress(BusyError):  # a poisoned log is deleted like any other
                     await opened.storage.close()
+                await self._close_table(opened)
             await self._remove(name, record)
             self.problems.pop(name, None)
 
@@ -262,6 +278,10 @@ class WalStorageFactory:
         """Return an open topic's deleter."""
         return self._open[topic].deleter
 
+    def object_keeper(self, topic: TopicName) -> ObjectKeeper | None:
+        """Return who deletes an open topic's objects behind its table."""
+        return self._open[topic].object_keeper
+
     # --- opening ------------------------------------------------------------------------------------------------------
 
     async def _open_topic(self, topic: TopicName, level: AckLevel | None, found: _Found | None) -> _Open:
@@ -283,68 +303,64 @@ class WalStorageFactory:
             raise InvalidConfigError("level", "CLOUD needs the uploader; enable it, or choose level FSYNC")
         catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
         wal = await Wal.with_config(config, files=self._files, clock=self._clock, within=owned)
+        uploader = self._uploader_of(wal, catalog, record)
+        reopen = partial(self._reopen, config, owned)
+        table = None if self._tables is None else self._tables(topic, record.generation)
         try:
-            wal, uploader, last = await self._join_tiers(wal, catalog, record, owned)
-            first = last if last is None or last.start == 0 else await catalog.first()
+            opening = Opening(wal, self._store, catalog, uploader, reopen)
+            joined = await opening.join(table, 0 if table is None else self.known_upto(topic, record.generation))
+            wal = joined.wal
+            cursors = await open_cursors(
+                self._files, directory, wal.config.name, wal.recovered_offset,
+                metadata=self._metadata, topic=topic, generation=record.generation, clock=self._clock,
+                in_metadata=table is not None, place=(lambda _: None) if table is None else table.place,
+            )  # fmt: skip
         except BaseException:
             await wal.close()
+            if table is not None:
+                await table.close()
             raise
-        begin = uploader.uploaded.value if uploader else 0
-        held = Span(first.start, last.stop) if first and last else Span(begin, begin)
-        tier = ObjectTier(CloudReader(self._store, catalog), uploader, held, self.config.cloud_timeout_s)
-        storage = WalStorage.from_wal(wal, tier)
-        return self._start_tasks(topic, record, storage, uploader, catalog)
+        objects = ObjectTier(CloudReader(self._store, catalog), uploader, joined.objects, self.config.cloud_timeout_s)
+        tier = None if table is None else TableTier(table, joined.end)
+        storage = WalStorage.from_wal(wal, objects, tier, cursors=cursors)
+        return self._start_tasks(topic, record, storage, objects, tier)
 
-    async def _join_tiers(
-        self, wal: Wal, catalog: ObjectCatalog, record: TopicRecord, owned: Lock
-    ) -> tuple[Wal, Uploader | None, Descriptor | None]:
-        """Find where objects end, and start the log anew there if it is behind."""
-        last = await catalog.last()
-        uploader = None
-        if self.config.upload.enabled:
-            checkpoint = UploadCheckpoint(self._files, self._root.directory(catalog.topic, catalog.generation))
-            uploader = Uploader(wal, self._store, catalog, checkpoint, self.config.upload, epoch=record.epoch)
-            log_is_enough = wal.next_offset > 0 and (last is None or wal.next_offset >= last.stop)
-            try:
-                async with asyncio.timeout(ASK_TIMEOUT_S if log_is_enough else None):
-                    last = await uploader.recover_behind(last, log_is_open=False)
-            except (StoreUnavailableError, StoreRefusedError, TimeoutError) as error:
-                if not log_is_enough:
-                    raise
-                log.warning("objects_not_asked", topic=str(catalog.topic), cause=str(error) or "no answer in time")
-        if last is not None:
-            wal.not_before(last.append_time_us)
-        if last is None or last.stop <= wal.next_offset:
-            return wal, uploader, last
-        start = min(wal.start_offset, wal.next_offset)
-        await prove(self._store, catalog, start, last.stop)
-        await wal.close()
-        resumed = await Wal.with_config(
-            wal.config,
-            files=self._files,
-            clock=self._clock,
-            resume=Resume(last.stop, last.append_time_us),
-            within=owned,
-        )
-        if uploader is not None:
-            uploader.carry_on(resumed)
-        return resumed, uploader, last
+    def _uploader_of(self, wal: Wal, catalog: ObjectCatalog, record: TopicRecord) -> Uploader | None:
+        if not self.config.upload.enabled:
+            return None
+        checkpoint = UploadCheckpoint(self._files, self._root.directory(catalog.topic, catalog.generation))
+        return Uploader(wal, self._store, catalog, checkpoint, self.config.upload, epoch=record.epoch)
+
+    async def _reopen(self, config: WalConfig, owned: Lock, resume: Resume) -> Wal:
+        return await Wal.with_config(config, files=self._files, clock=self._clock, resume=resume, within=owned)
 
     def _start_tasks(
         self,
         topic: TopicName,
         record: TopicRecord,
         storage: WalStorage,
-        uploader: Uploader | None,
-        catalog: ObjectCatalog,
+        objects: ObjectTier,
+        table: TableTier | None,
     ) -> _Open:
-        keeper = Keeper(str(topic), storage, self._clock)
-        if uploader is None:
-            watch = asyncio.create_task(self._watch_growth(topic, storage))
-            return _Open(record, storage, None, None, keeper, [watch])
-        deleter = Deleter(storage, self._store, catalog, uploader, self.config.retention, self._clock)
-        tasks = [asyncio.create_task(self._run_uploader(uploader)), asyncio.create_task(deleter.run())]
-        return _Open(record, storage, uploader, deleter, keeper, tasks)
+        config, uploader, catalog = self.config, objects.uploader, objects.reader.catalog
+        opened = _Open(record, storage, uploader, None, Keeper(str(topic), storage, self._clock), None, [])
+        works: list[Coroutine[None, None, None]] = []
+        if uploader is not None:
+            opened.deleter = Deleter(storage, self._store, catalog, uploader, config.retention, self._clock)
+            works += [self._run_uploader(uploader), opened.deleter.run()]
+        elif table is not None:
+            opened.deleter = Deleter(
+                storage, self._store, catalog, None, config.retention, self._clock,
+                held=lambda: storage.later_tier_offset or 0,
+            )  # fmt: skip
+            works.append(opened.deleter.run())
+        else:
+            works.append(self._watch_growth(topic, storage))
+        if table is not None and config.object_retention_s is not None:
+            opened.object_keeper = ObjectKeeper(objects, table, config.object_retention_s, self._clock)
+            works.append(opened.object_keeper.run(config.retention.check_interval_s))
+        opened.tasks += [asyncio.create_task(work) for work in works]
+        return opened
 
     async def _run_uploader(self, uploader: Uploader) -> None:
         """Upload once all topics are open: after a crash each has something, and opening goes first."""
@@ -385,7 +401,14 @@ class WalStorageFactory:
                 log.warning("not_all_uploaded", topic=opened.uploader.topic, offset=opened.uploader.uploaded.value,
                             cause=cause)  # fmt: skip
             opened.uploader.end()
-        await opened.storage.close()
+        try:
+            await opened.storage.close()
+        finally:
+            await self._close_table(opened)
+
+    async def _close_table(self, opened: _Open) -> None:
+        if opened.storage.table is not None:
+            await opened.storage.table.table.close()
 
     async def _remove(self, topic: TopicName, record: TopicRecord) -> None:
         """Remove what is left of a deleted generation; can be done again and again."""
@@ -396,6 +419,7 @@ class WalStorageFactory:
         for key in keys:
             await self._store.delete(key)
         described = await catalog.clear()
+        await drop_cursors(self._metadata, topic, record.generation)
         log.info(
             "topic_deleted", topic=str(topic), generation=record.generation, objects=len(keys), described=described
         )

@@ -20,6 +20,7 @@ from ister.core.errors import CorruptMetadataError
 from ister.storage.cursors import CursorFile
 from ister.storage.owned_key import CursorTakenError, OwnedKey
 from ister.storage.progress import VERSION, MetadataCursors, load_content, topic_key
+from ister.storage.shared_cursors import SharedCursors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +86,7 @@ async def open_cursors(
     The caller owns the directory. An error leaves everything as some crash could; open again.
     """
     file = CursorFile(files, directory, log_name, limit)
-    cursors = MetadataCursors(metadata, topic, generation, limit, place=place, clock=clock)
+    cursors = SharedCursors(metadata, topic, generation, limit, place=place, clock=clock)
     marker = Marker(metadata, topic, generation)
     holder = await marker.read()
     if in_metadata:

@@ -1,7 +1,8 @@
-"""One ordered stream over a topic's tiers: objects for what is old, the log for what is new, decided again when needed.
+"""One ordered stream over a topic's tiers: table, objects, log, from old to new, decided again when needed.
 
 A reader is an offset. Where that offset is, is asked each time the tier at hand ends or cannot serve it: retention may
-have moved the log's start meanwhile, or a file of the log may be damaged while objects have the same messages.
+have moved the start of the log or of the objects meanwhile, or a file or an object may be damaged while another tier has
+the same messages.
 """
 
 from __future__ import annotations
@@ -11,15 +12,27 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from ister.core.errors import CorruptLogError, IsterError, LogClosedError, MissingFileError, OffsetOutOfRangeError
+from ister.cloud.proof import prove
+from ister.core.errors import (
+    CorruptLogError,
+    CorruptObjectError,
+    IsterError,
+    LogClosedError,
+    MissingFileError,
+    MissingObjectError,
+    MissingSpanError,
+    OffsetOutOfRangeError,
+)
 from ister.core.handoff import NOTHING, Serve, Span, Tier, serve
 from ister.core.offsets import StartPosition
+from ister.core.segment import parse_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ister.cloud import CloudReader, ObjectStream, Uploader
+    from ister.cloud import CloudReader, Uploader
     from ister.core.message import StreamMessage
+    from ister.storage.table_tier import TableTier
     from ister.wal.config import WalConfig
     from ister.wal.directory import Segment
 
@@ -27,18 +40,23 @@ log = structlog.get_logger()
 
 CLOUD_TIMEOUT_S = 30.0
 
+OBJECTS_FAIL = (MissingObjectError, MissingSpanError, CorruptObjectError)
+"""What says that objects do not have what they are said to have."""
+
 
 @dataclass(slots=True)
 class ObjectTier:
     """A topic's objects; without an uploader they are what they were when the topic was opened.
 
-    `known` is what was described then. `timeout_s` is how long an append at level cloud waits.
+    `known` is what was described then; its start moves up when objects are deleted behind the table. `timeout_s` is how
+    long an append at level cloud waits. `damaged` is what an alarm was given for.
     """
 
     reader: CloudReader
     uploader: Uploader | None
     known: Span
     timeout_s: float = CLOUD_TIMEOUT_S
+    damaged: Span = NOTHING
 
     @property
     def span(self) -> Span:
@@ -46,6 +64,57 @@ class ObjectTier:
         if self.uploader is None:
             return self.known
         return Span(self.known.start, max(self.known.stop, self.uploader.uploaded.value))
+
+    def forget_below(self, offset: int) -> None:
+        """Read nothing below an offset from objects any more: they are about to be deleted."""
+        if offset > self.known.start:
+            self.known = Span(offset, max(offset, self.known.stop))
+
+    def is_news(self, damage: Span) -> bool:
+        """Note damage; tells whether it is apart from what was told already. Of a store that was emptied, all is one."""
+        joins = self.damaged.start <= damage.start <= self.damaged.stop and self.damaged != NOTHING
+        start = self.damaged.start if joins else damage.start
+        self.damaged = Span(start, max(self.damaged.stop, damage.stop) if joins else damage.stop)
+        return not joins
+
+
+async def prove_held(objects: ObjectTier | None, table: TableTier | None, start: int, stop: int) -> None:
+    """Return if objects and table together hold every offset of [start, stop), each asked now; else say what is missing."""
+    if start >= stop:
+        return
+    if objects is None:
+        assert table is not None, "there is a later tier"
+        await table.table.prove(start, stop)
+        return
+    begins = max(start, min(objects.span.start, stop)) if table is not None else start
+    try:
+        await prove(objects.reader.store, objects.reader.catalog, begins, stop)
+    except OBJECTS_FAIL:
+        if table is None or table.span.stop <= begins:
+            raise
+        # What is gone from the store may be in the table; behind its end, objects must have the rest.
+        begins = min(stop, table.span.stop)
+        await prove(objects.reader.store, objects.reader.catalog, begins, stop)
+    if table is not None and start < begins:
+        await table.table.prove(start, begins)
+        await objects.reader.catalog.note_table(begins)
+
+
+class LaterReader(Protocol):
+    """Reads messages of objects or of a table in order, up to where it was told to."""
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that will be read next."""
+        ...
+
+    async def read(self) -> list[StreamMessage]:
+        """Return the next messages; none at the end."""
+        ...
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        ...
 
 
 class LogReader(Protocol):
@@ -99,16 +168,20 @@ class TieredReader:
     It waits at the end of a log that goes on, and ends where one that was only looked at ends.
     """
 
-    def __init__(self, wal: TierLog, objects: ObjectTier, position: StartPosition) -> None:
+    def __init__(
+        self, wal: TierLog, objects: ObjectTier | None, position: StartPosition, table: TableTier | None = None
+    ) -> None:
         if wal.closed:
             raise LogClosedError(wal.config.name)
         self._wal = wal
         self._objects = objects
+        self._table = table
         self._next: int = wal.next_offset if position.at is None else position.at
         self._ready: Iterator[StreamMessage] = iter(())
         self._from_log: LogReader | None = None
-        self._from_objects: ObjectStream | None = None
+        self._from_later: LaterReader | None = None
         self._unreadable = NOTHING
+        self._lost = NOTHING
         self._decide()  # an offset that nobody holds is told now
 
     @property
@@ -133,16 +206,16 @@ class TieredReader:
 
     async def close(self) -> None:
         """Stop reading ahead."""
-        if self._from_objects is not None:
-            await self._from_objects.close()
-            self._from_objects = None
+        if self._from_later is not None:
+            await self._from_later.close()
+            self._from_later = None
 
     async def _read(self) -> list[StreamMessage]:
         while True:
-            if self._from_objects is None and self._from_log is None:
+            if self._from_later is None and self._from_log is None:
                 self._turn(self._decide())
-            if self._from_objects is not None:
-                messages = await self._read_objects(self._from_objects)
+            if self._from_later is not None:
+                messages = await self._read_later(self._from_later)
                 if not messages:
                     await self.close()
             else:
@@ -150,7 +223,8 @@ class TieredReader:
             if messages or self._from_log is not None:
                 return messages
 
-    async def _read_objects(self, stream: ObjectStream) -> list[StreamMessage]:
+    async def _read_later(self, stream: LaterReader) -> list[StreamMessage]:
+        """Read from objects or the table; what objects do not have, the table may."""
         failure: IsterError | None = None
         messages: list[StreamMessage] = []
         try:
@@ -162,6 +236,9 @@ class TieredReader:
             raise LogClosedError(self._wal.config.name) from failure
         if failure is not None:
             await self.close()  # so that the next call asks again, once the store is back
+            if isinstance(failure, OBJECTS_FAIL) and self._next in self._table_span:
+                self._pass_by(failure)
+                return []
             raise failure
         self._next = stream.next_offset
         return messages
@@ -172,7 +249,7 @@ class TieredReader:
         try:
             messages = await reader.read()
         except OffsetOutOfRangeError:
-            # Retention has taken it from the log; it did so only because objects have it.
+            # Retention has taken it from the log; it did so only because a later tier has it.
             self._from_log = None
             self._decide()
             return []
@@ -183,28 +260,63 @@ class TieredReader:
         self._next = reader.next_offset
         return messages
 
+    # --- where to read ------------------------------------------------------------------------------------------------
+
+    @property
+    def _object_span(self) -> Span:
+        return NOTHING if self._objects is None else self._objects.span
+
+    @property
+    def _table_span(self) -> Span:
+        return NOTHING if self._table is None else self._table.span
+
     def _decide(self) -> Serve:
         wal = self._wal
         return serve(
             self._next,
             Span(wal.start_offset, wal.next_offset),
-            self._objects.span,
+            self._object_span,
+            self._table_span,
             unreadable=self._unreadable,
+            lost=self._lost,
         )
 
     def _turn(self, to: Serve) -> None:
         if to.tier is Tier.LOG:
             self._from_log = self._wal.create_reader(StartPosition.offset(self._next))
+            return
+        if self._wal.closed:
+            raise LogClosedError(self._wal.config.name)
+        if to.tier is Tier.OBJECTS:
+            assert self._objects is not None, "only what is there was decided for"
+            self._from_later = self._objects.reader.open(self._next, to.stop)
         else:
-            if self._wal.closed:
-                raise LogClosedError(self._wal.config.name)
-            self._from_objects = self._objects.reader.open(self._next, to.stop)
+            assert self._table is not None, "only what is there was decided for"
+            self._from_later = self._table.table.open(self._next, to.stop)
 
     def _avoid(self, error: IsterError) -> None:
-        """Read the rest of a damaged file from objects, if they have it; else the damage is told."""
+        """Read the rest of a damaged file from objects or the table, if they have it; else the damage is told."""
         found = self._wal.locate(self._next)
-        if found is None or self._next not in self._objects.span:
+        held = [span.stop for span in (self._object_span, self._table_span) if self._next in span]
+        if found is None or not held:
             raise error
         _, stop = found
-        self._unreadable = Span(self._next, min(stop, self._objects.span.stop))
+        self._unreadable = Span(self._next, min(stop, max(held)))
         log.error("log_damaged", log=self._wal.config.name, start=self._next, stop=stop, cause=str(error))
+
+    def _pass_by(self, error: IsterError) -> None:
+        """Read what is left of an object that is gone or damaged from the table, which has the next offset.
+
+        An object that retention has deleted meanwhile is no damage: objects begin behind it now.
+        """
+        stop = self._next + 1
+        if isinstance(error, MissingSpanError):
+            stop = max(stop, error.stop)
+        elif isinstance(error, CorruptObjectError | MissingObjectError) and (name := parse_key(error.key)) is not None:
+            stop = max(stop, name.stop)
+        # Where the table ends, the object is asked again: then its damage is told.
+        self._lost = Span(self._next, min(stop, self._table_span.stop))
+        if self._objects is not None and self._next in self._objects.span and self._objects.is_news(self._lost):
+            log.error(
+                "objects_damaged", log=self._wal.config.name, start=self._next, stop=self._lost.stop, cause=str(error)
+            )

@@ -12,13 +12,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ister.cloud.proof import prove
-from ister.core.errors import CorruptLogError, InvalidConfigError, IsterError, LogClosedError, OffsetOutOfRangeError
-from ister.core.handoff import NOTHING
+from ister.core.errors import (
+    CorruptLogError,
+    InvalidConfigError,
+    IsterError,
+    LogClosedError,
+    MissingFileError,
+    OffsetOutOfRangeError,
+)
+from ister.core.layout import TableEnd
 from ister.core.recover import Recovery, Verdict
 from ister.core.retain import SealedSegment
 from ister.storage.cursors import CursorFile, MemoryCursors
-from ister.storage.tiers import ObjectTier, TieredReader
+from ister.storage.shared_cursors import SharedCursors
+from ister.storage.tiers import ObjectTier, TieredReader, prove_held
 from ister.storage.times import offset_at
 from ister.wal.config import AckLevel
 from ister.wal.directory import Segment, judge_file
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
     from ister.core.message import StreamMessage
     from ister.core.offsets import StartPosition
     from ister.ports.files import Files
+    from ister.storage.cursors import SavedCursors
+    from ister.storage.table_tier import TableTier
     from ister.wal import Wal, WalReader
 
 
@@ -39,10 +48,17 @@ class WalStorage:
     directory's lock goes.
     """
 
-    def __init__(self, wal: Wal, cursors: CursorFile | MemoryCursors, objects: ObjectTier | None = None) -> None:
+    def __init__(
+        self,
+        wal: Wal,
+        cursors: SavedCursors | MemoryCursors,
+        objects: ObjectTier | None = None,
+        table: TableTier | None = None,
+    ) -> None:
         """Use `from_wal`, which knows where this log's cursors are."""
         self._wal = wal
         self._objects = objects
+        self._table = table
         self._waits_for_cloud = objects is not None and wal.config.ack_level >= AckLevel.CLOUD
         self._cursors = cursors
         self._ready = False
@@ -51,16 +67,24 @@ class WalStorage:
         self._levelling = asyncio.Lock()
 
     @classmethod
-    def from_wal(cls, wal: Wal, objects: ObjectTier | None = None) -> WalStorage:
-        """Make a log, and the objects behind it, the storage of its topic.
+    def from_wal(
+        cls,
+        wal: Wal,
+        objects: ObjectTier | None = None,
+        table: TableTier | None = None,
+        *,
+        cursors: SavedCursors | MemoryCursors | None = None,
+    ) -> WalStorage:
+        """Make a log, and the objects and the table behind it, the storage of its topic.
 
-        A log in memory keeps its cursors in memory, and has no objects.
+        A log in memory keeps its cursors in memory, and has no later tier. `cursors` are kept elsewhere than beside the log.
         """
         directory = wal.config.dir
         _refuse_level(wal.config.ack_level, objects)
         if directory is None:
-            return cls(wal, MemoryCursors())
-        return cls(wal, CursorFile(wal.files, Path(directory), wal.config.name, wal.recovered_offset), objects)
+            return cls(wal, cursors or MemoryCursors())
+        beside = cursors or CursorFile(wal.files, Path(directory), wal.config.name, wal.recovered_offset)
+        return cls(wal, beside, objects, table)
 
     @property
     def wal(self) -> Wal:
@@ -73,10 +97,27 @@ class WalStorage:
         return self._objects
 
     @property
+    def table(self) -> TableTier | None:
+        """The table behind both."""
+        return self._table
+
+    @property
+    def table_offset(self) -> int | None:
+        """The offset below which the table holds everything, None where there is none to read."""
+        return None if self._table is None else self._table.end.upto
+
+    @property
     def start_offset(self) -> int:
-        """The oldest offset that can be read, from whichever tier."""
-        objects = NOTHING if self._objects is None else self._objects.span
-        return min(objects.start, self._wal.start_offset) if objects.start < objects.stop else self._wal.start_offset
+        """The oldest offset that can be read, from whichever tier; a table that holds anything holds offset 0."""
+        return 0 if self._table is not None and self._table.end.upto > 0 else self.frames_start
+
+    @property
+    def frames_start(self) -> int:
+        """The oldest offset whose frame is in the log or in an object; older messages are rows of the table only."""
+        begins = self._wal.start_offset
+        if self._objects is None or self._objects.span.start >= self._objects.span.stop:
+            return begins
+        return min(self._objects.span.start, begins)
 
     @property
     def log_start(self) -> int:
@@ -90,10 +131,15 @@ class WalStorage:
 
     @property
     def later_tier_offset(self) -> int | None:
-        """The offset below which an enabled later tier holds everything, None when there is no such tier."""
-        if self._objects is None or self._objects.uploader is None:
+        """The offset below which an enabled later tier holds everything, None when there is no such tier.
+
+        Objects are that tier; the table is, where nothing is uploaded.
+        """
+        uploads = self._objects is not None and self._objects.uploader is not None
+        if not uploads and self._table is None:
             return None
-        return self._objects.span.stop
+        objects = 0 if self._objects is None else self._objects.span.stop
+        return objects if uploads or self._table is None else max(objects, self._table.span.stop)
 
     @property
     def next_offset(self) -> int:
@@ -155,10 +201,10 @@ class WalStorage:
         return offsets
 
     async def create_reader(self, position: StartPosition) -> WalReader | TieredReader:
-        """Read from a position on: objects, files, memory, then whatever comes."""
-        if self._objects is None:
+        """Read from a position on: table, objects, files, memory, then whatever comes."""
+        if self._objects is None and self._table is None:
             return self._wal.create_reader(position)
-        return TieredReader(self._wal, self._objects, position)
+        return TieredReader(self._wal, self._objects, position, self._table)
 
     async def offset_at(self, append_time_us: int) -> int:
         """Return the first offset whose message was stored at this time or later, the next offset when there is none."""
@@ -226,6 +272,18 @@ class WalStorage:
         await self._open()
         return self._cursors.kept()
 
+    async def refresh_cursor(self, subscription: str) -> int | None:
+        """Begin to keep a subscription's progress: return its cursor, read anew where other brokers move it, too."""
+        await self._open()
+        if isinstance(self._cursors, SharedCursors):
+            return await self._cursors.adopt(subscription)
+        return self._cursors.kept().get(subscription)
+
+    def release_cursor(self, subscription: str) -> None:
+        """Save nothing of a subscription any more: another broker may serve it now."""
+        if isinstance(self._cursors, SharedCursors):
+            self._cursors.release(subscription)
+
     # --- segments -----------------------------------------------------------------------------------------------------
 
     def sealed_segments(self) -> list[SealedSegment]:
@@ -240,7 +298,12 @@ class WalStorage:
         loop = asyncio.get_running_loop()
         for segment, after in pairwise(self._wal.segments()):
             if not segment.append_time_us and segment.first < after.first:
-                found = await loop.run_in_executor(None, _judge_sealed, self._wal.files, segment, after.first)
+                try:
+                    found = await loop.run_in_executor(None, _judge_sealed, self._wal.files, segment, after.first)
+                except MissingFileError:
+                    if segment in self._wal.segments():
+                        raise
+                    continue  # someone else has pruned it meanwhile
                 # Kept in the log's own record, whose next checkpoint then has it.
                 segment.append_time_us = found.append_time_us
         return self.sealed_segments()
@@ -256,17 +319,26 @@ class WalStorage:
                 if self._objects is not None and self._objects.uploader is not None:
                     self._objects.uploader.hurry()
 
+    def table_reached(self, upto: int) -> None:
+        """Note that the table holds everything below `upto`; never goes back, and means nothing without a table."""
+        if self._table is not None:
+            self._table.reached(TableEnd(upto))
+
     async def prune(self, before: int) -> int:
         """Delete sealed files that hold only offsets below `before`; returns the log's new start offset.
 
-        A description is a promise: before the log's copy goes, the store is asked whether it keeps it.
+        A description is a promise, and so is a table's end: before the log's copy goes, store or table are asked whether
+        they keep it. Where uploads are on, everything goes to objects first, and the table counts for what they lack.
         """
-        if self._objects is not None and self._objects.uploader is not None:
-            reader, ends = self._objects.reader, [segment.stop for segment in self.sealed_segments()]
-            below = max((end for end in ends if end <= before), default=self.log_start)
-            await prove(reader.store, reader.catalog, self.log_start, below)
-            return await self._wal.prune(below)
-        return await self._wal.prune(before)
+        later = self.later_tier_offset
+        if later is None:
+            return await self._wal.prune(before)
+        uploads = self._objects is not None and self._objects.uploader is not None
+        wanted = before if uploads else min(before, later)
+        ends = [segment.stop for segment in self.sealed_segments()]
+        below = max((end for end in ends if end <= wanted), default=self.log_start)
+        await prove_held(self._objects, self._table, self.log_start, below)
+        return await self._wal.prune(below)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,209 @@
+"""Decide where a topic goes on when it is opened: at the largest offset over log, objects and table, if they prove it.
+
+A log that is behind starts anew where the furthest tier ends, if objects and table together provably hold everything that
+it lacks. A tier that cannot be asked is never guessed: then the topic opens only if the log is enough by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from ister.cloud.proof import prove
+from ister.core.errors import MissingSpanError, StoreRefusedError, StoreUnavailableError
+from ister.core.handoff import Span
+from ister.core.layout import NO_TABLE, TableEnd
+from ister.lake.errors import LakeUnavailableError, MissingRowsError, TableMovedError
+from ister.storage.tiers import OBJECTS_FAIL
+from ister.wal.directory import Resume
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ister.cloud import ObjectCatalog, Uploader
+    from ister.core.segment import Descriptor
+    from ister.ports.objects import CloudStore
+    from ister.storage.table_tier import TopicTable
+    from ister.wal import Wal
+
+log = structlog.get_logger()
+
+ASK_TIMEOUT_S = 10.0
+"""How long the opening of a log that has messages waits for the object store, and any opening for the table."""
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+def must_ask(log_stop: int, objects_stop: int, known_upto: int) -> bool:
+    """Tell whether a topic cannot be opened without its table's answer: its log is empty, or behind what is known.
+
+    `known_upto` is what the table was once seen to hold.
+    """
+    return log_stop == 0 or log_stop < max(objects_stop, known_upto)
+
+
+def next_offset(log_stop: int, objects_stop: int, upto: int, known_upto: int) -> int:
+    """Return the offset at which a topic goes on: the largest over its tiers.
+
+    MissingSpanError when the table was once seen to hold more: those offsets were given already.
+    """
+    furthest = max(log_stop, objects_stop, upto)
+    if furthest < known_upto:
+        raise MissingSpanError(furthest, known_upto, "the table held them, and does not any more")
+    return furthest
+
+
+def left_to_prove(start: int, stop: int, objects: Span) -> list[Span]:
+    """Return the parts of [start, stop) that objects do not hold, so that the table has to."""
+    if objects.start >= objects.stop:
+        parts = [Span(start, stop)]
+    else:
+        parts = [Span(start, min(stop, objects.start)), Span(max(start, objects.stop), stop)]
+    return [part for part in parts if part.start < part.stop]
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+class Joined(NamedTuple):
+    """A topic's tiers, joined: its log, the offsets that objects hold, and how far the table is."""
+
+    wal: Wal
+    objects: Span
+    end: TableEnd
+
+
+class Opening:
+    """One topic that is being opened; `join` finds where it goes on."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        store: CloudStore,
+        catalog: ObjectCatalog,
+        uploader: Uploader | None,
+        reopen: Callable[[Resume], Awaitable[Wal]],
+    ) -> None:
+        self._wal = wal
+        self._store = store
+        self._catalog = catalog
+        self._uploader = uploader
+        self._reopen = reopen
+        self._topic = str(catalog.topic)
+
+    async def join(self, table: TopicTable | None, known_upto: int) -> Joined:
+        """Find where objects and the table end, and start the log anew there if it is behind."""
+        wal, catalog = self._wal, self._catalog
+        if table is not None:
+            await catalog.load_border()
+            known_upto = max(known_upto, catalog.table_upto)
+        last = await self._last_object()
+        stop = last.stop if last else 0
+        end = NO_TABLE
+        if table is not None:
+            end = await self._ask(table, known_upto, needed=must_ask(wal.next_offset, stop, known_upto))
+            goal = next_offset(wal.next_offset, stop, end.upto, known_upto)
+        else:
+            goal = max(wal.next_offset, stop)
+        newest_us = max(last.append_time_us if last else 0, end.append_time_us)
+        wal.not_before(newest_us)
+        held = await self._described(last)
+        if goal > wal.next_offset:
+            held = await self._prove_skipped(table, held, min(wal.start_offset, wal.next_offset), goal, end)
+            await wal.close()
+            wal = await self._reopen(Resume(goal, newest_us))
+            if self._uploader is not None:
+                self._uploader.carry_on(wal)
+        elif table is not None and self._uploader is not None and stop < wal.start_offset <= end.upto:
+            held = await self._begin_anew(table, Span(stop, wal.start_offset), held)
+        if self._uploader is not None:
+            self._uploader.uploaded.reach(max(self._uploader.uploaded.value, catalog.begin))
+        return Joined(wal, held, end)
+
+    async def _last_object(self) -> Descriptor | None:
+        """Return the last object's description, after adopting what a crash left undescribed."""
+        wal, uploader = self._wal, self._uploader
+        last = await self._catalog.last()
+        if uploader is None:
+            return last
+        log_is_enough = wal.next_offset > 0 and (last is None or wal.next_offset >= last.stop)
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S if log_is_enough else None):
+                return await uploader.recover_behind(last, log_is_open=False)
+        except (StoreUnavailableError, StoreRefusedError, TimeoutError) as error:
+            if not log_is_enough:
+                raise
+            log.warning("objects_not_asked", topic=self._topic, cause=str(error) or "no answer in time")
+        return last
+
+    async def _described(self, last: Descriptor | None) -> Span:
+        """Return the offsets that objects hold and that count; where they would begin, when there are none."""
+        if last is None or last.start == last.stop:
+            at = max(self._catalog.begin, self._uploader.uploaded.value if self._uploader else 0)
+            return Span(at, at)
+        first = last if last.start == 0 else await self._catalog.first()
+        assert first is not None, "there is a last one"
+        return Span(max(first.start, self._catalog.begin), last.stop)
+
+    async def _ask(self, table: TopicTable, known_upto: int, *, needed: bool) -> TableEnd:
+        """Ask the table how far it is; what was known of it counts when it does not answer and need not."""
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                return await table.look()
+        except TimeoutError:
+            failure: LakeUnavailableError | TableMovedError = LakeUnavailableError(
+                self._topic, "look at", f"no answer in {ASK_TIMEOUT_S:g} s"
+            )
+        except (LakeUnavailableError, TableMovedError) as error:
+            failure = error
+        if needed:
+            raise failure
+        log.warning("table_not_asked", topic=self._topic, known_upto=known_upto, cause=str(failure))
+        return TableEnd(known_upto)
+
+    async def _prove_skipped(
+        self, table: TopicTable | None, objects: Span, start: int, goal: int, end: TableEnd
+    ) -> Span:
+        """Insist that every offset of [start, goal) is in objects or in the table; returns what objects are good for."""
+        if table is None:
+            await prove(self._store, self._catalog, start, goal)
+            return objects
+        try:
+            await prove(self._store, self._catalog, max(start, objects.start), objects.stop)
+        except OBJECTS_FAIL as error:
+            if end.upto < goal:
+                raise
+            log.error("objects_gone", topic=self._topic, start=objects.start, stop=objects.stop, cause=str(error))  # noqa: TRY400  # told whole
+            objects = Span(goal, goal)
+        behind = end.upto > objects.stop or objects == (goal, goal)
+        for part in left_to_prove(start, goal, objects):
+            await table.prove(*part)
+        if behind:
+            log.error(
+                "log_behind_table",
+                topic=self._topic,
+                log_stop=self._wal.next_offset,
+                objects_stop=objects.stop,
+                upto=end.upto,
+            )
+            # Before the log is there: what is uploaded next does not join what was uploaded last.
+            await self._catalog.begin_at(goal)
+            return Span(goal, goal)
+        return objects
+
+    async def _begin_anew(self, table: TopicTable, gap: Span, objects: Span) -> Span:
+        """Have objects go on where the log begins, behind a gap that the table fills: it was pruned while uploads were off.
+
+        Without a proof nothing is changed, and the uploader says what it misses.
+        """
+        try:
+            await table.prove(*gap)
+        except (LakeUnavailableError, TableMovedError, MissingRowsError) as error:
+            log.warning("table_not_asked", topic=self._topic, known_upto=gap.stop, cause=str(error))
+            return objects
+        log.warning("objects_begin_anew", topic=self._topic, objects_stop=gap.start, log_start=gap.stop)
+        await self._catalog.begin_at(gap.stop)
+        return Span(gap.stop, gap.stop)

@@ -1,0 +1,57 @@
+"""Cursors in metadata that several brokers move, one after the other: each only those that it holds.
+
+Whoever begins to serve a subscription reads its cursor anew (`adopt`), whoever ends lets go of it (`release`): from then
+on nothing is written of it here, not even what was still waiting to be saved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ister.storage.progress import MetadataCursors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class SharedCursors(MetadataCursors):
+    """MetadataCursors of which others may move those that are not adopted."""
+
+    _released: frozenset[str] = frozenset()
+
+    async def adopt(self, subscription: str) -> int | None:
+        """Take a subscription's cursor as it is in metadata now; None when it has none."""
+        await self.load()
+        self.release(subscription)
+        while self._saving is not None:  # it may be writing what we had of it before
+            await asyncio.wait({self._saving})
+        pair = self._new_pair(subscription)
+        await pair.entry.read()
+        await pair.record.read()
+        pair.is_read = True
+        cursor = None if pair.entry.value is None else self._cursor_of(subscription, pair.record)
+        self._released -= {subscription}
+        for known in (self._wanted, self._lowest, self._stored):
+            known.pop(subscription, None)
+        if cursor is not None:
+            self._wanted[subscription] = self._lowest[subscription] = self._stored[subscription] = cursor
+        return cursor
+
+    def release(self, subscription: str) -> None:
+        """Write nothing of a subscription any more; what is kept of it here stays, as the least that it can be.
+
+        So it still counts for retention: whoever serves it now may be as far behind as that.
+        """
+        kept = self.kept().get(subscription)
+        if kept is not None:
+            self._released |= {subscription}
+            self._wanted[subscription] = self._lowest[subscription] = self._stored[subscription] = kept
+
+    async def advance_known(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """Move those subscriptions on that are known and not let go of."""
+        return await super().advance_known({name: at for name, at in wanted.items() if name not in self._released})
+
+    async def _write(self, name: str, cursor: int) -> None:
+        if name not in self._released:
+            await super()._write(name, cursor)
