@@ -3,11 +3,15 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.compute as pc
+import pytest
 from pyiceberg.catalog import load_catalog
 
+from counts import LONG
 from ister import IcebergStorage
 from ister.config import load
 from ister.config.lake import catalog_properties
@@ -91,3 +95,15 @@ def test_the_specifications_usage_fills_a_table_exactly_once(tmp_path):
     for path in [*(tmp_path / "wal").rglob("wal-*.log"), *(tmp_path / "objects").rglob("*.dnb")]:
         path.unlink()
     asyncio.run(use_again(tmp_path))
+
+
+@pytest.mark.skipif(not LONG, reason="the test above does the same and more; make test-long runs the example, too")
+def test_the_example_runs(tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "iceberg_storage.py"
+    done = subprocess.run(
+        [sys.executable, example, tmp_path / "data"], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "stored at [0, 1, 2, 3, 4]"
+    assert lines[-2:] == ["in the table below offset 5", "billing goes on with order 3"]

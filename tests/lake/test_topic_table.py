@@ -311,6 +311,18 @@ def test_a_reader_gives_arrow_batches_too(fixture):
     assert asyncio.run(story()).combine_chunks() == pa.Table.from_batches([stored(0, 100)])
 
 
+def test_messages_after_arrow_from_one_stream_are_whole(fixture):
+    fixture.append(100, files=2)
+
+    async def story():
+        stream = fixture.rows.open(0, 100)
+        first = await stream.read_batch()
+        return first.num_rows, await stream.read()
+
+    count, messages = asyncio.run(story())
+    assert messages == expected(count, 100)
+
+
 def test_a_closed_table_ends_its_streams(fixture):
     fixture.append(100, files=2)
 

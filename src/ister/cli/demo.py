@@ -62,13 +62,12 @@ def _ister() -> str:
 
 
 def _say_next(directory: Path) -> None:
-    place = shlex.quote(str(directory / "data"))
-    say(f"It is all in {directory}: objects, log, metadata, and what the broker said. Try next:")
-    say(f"  {_ister()} tiers {TOPIC} --data-dir {place}")
-    say(f"  {_ister()} objects verify {TOPIC} --data-dir {place}")
-    say(f"  {_ister()} read {TOPIC} --to 20 --data-dir {place}")
-    say(f"  {_ister()} sql 'SELECT count(*) FROM {TOPIC.strip('/').replace('/', '.')}' --data-dir {place}")  # noqa: S608  # shown, not run
-    say(f"  {_ister()} serve --data-dir {place}")
+    place = f"--config {shlex.quote(str(directory / 'ister.yml'))} --data-dir {shlex.quote(str(directory / 'data'))}"
+    say(f"It is all in {directory}: table, log, metadata, and what the broker said. Try next:")
+    say(f"  {_ister()} tiers {TOPIC} {place}")
+    say(f"  {_ister()} read {TOPIC} --to 20 {place}")
+    say(f"  {_ister()} sql 'SELECT count(*) FROM {TOPIC.strip('/').replace('/', '.')}' {place}")  # noqa: S608  # shown, not run
+    say(f"  {_ister()} serve {place}")
 
 
 # --- the story --------------------------------------------------------------------------------------------------------

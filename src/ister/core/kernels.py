@@ -517,3 +517,61 @@ def build(row, stop_row, offsets, times, fixed, narrow, texts, payload_at, paylo
         at = part
         row += 1
     return at
+
+
+@njit(nogil=True, cache=True)
+def _check_text(data, starts, row, crc):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    at = np.int64(starts[row])
+    return crc32(data, at, np.int64(starts[row + 1]) - at, crc)
+
+
+@njit(nogil=True, cache=True)
+def check(rows, offsets, times, fixed, narrow, texts, payload_at, payload_data, map_at, crcs, ends, scratch):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Return the first row whose frame would not have the checksum in `crcs`, or -1; writes no frame.
+
+    The columns are those of `build`; `ends` is what `measure` found. `scratch` has room for a header and the fixed part.
+    """
+    (name_at, name_data), (addr_at, addr_data), (route_at, route_data), (key_at, key_data), (value_at, value_data) = (
+        texts
+    )
+    begin = np.int64(0)
+    for row in range(rows):
+        length = ends[row] - begin - HEADER_BYTES
+        begin = ends[row]
+        attributes = np.int64(0)
+        for entry in range(map_at[row], map_at[row + 1]):
+            key = np.int64(key_at[entry + 1] - key_at[entry])
+            attributes += _ATTRIBUTE_HEAD + key + np.int64(value_at[entry + 1] - value_at[entry])
+        route = np.int64(0)
+        if narrow[1, row] & FLAG_ROUTING_KEY:
+            route = np.int64(route_at[row + 1] - route_at[row])
+        _put64(scratch, 0, np.uint64(offsets[row]))
+        _put32(scratch, 8, np.uint64(length))
+        scratch[12] = KIND_MESSAGE
+        scratch[13] = VERSION
+        _put16(scratch, 14, np.uint64(narrow[1, row]))
+        _put32(scratch, 16, np.uint64(narrow[0, row]))
+        _put64(scratch, 20, np.uint64(times[row]))
+        for k in range(4):
+            _put64(scratch, 28 + 8 * k, fixed[k, row])
+        _put16(scratch, 60, np.uint64(name_at[row + 1] - name_at[row]))
+        _put16(scratch, 62, np.uint64(addr_at[row + 1] - addr_at[row]))
+        _put16(scratch, 64, np.uint64(route))
+        _put16(scratch, 66, np.uint64(map_at[row + 1] - map_at[row]))
+        _put32(scratch, 68, np.uint64(attributes))
+        _put32(scratch, 72, np.uint64(payload_at[row + 1] - payload_at[row]))
+        crc = crc32(scratch, 0, 12 + FIXED_BYTES, np.uint32(0))
+        crc = _check_text(name_data, name_at, row, crc)
+        crc = _check_text(addr_data, addr_at, row, crc)
+        if route:
+            crc = _check_text(route_data, route_at, row, crc)
+        for entry in range(map_at[row], map_at[row + 1]):
+            _put16(scratch, 0, np.uint64(key_at[entry + 1] - key_at[entry]))
+            _put32(scratch, 2, np.uint64(value_at[entry + 1] - value_at[entry]))
+            crc = crc32(scratch, 0, _ATTRIBUTE_HEAD, crc)
+            crc = _check_text(key_data, key_at, entry, crc)
+            crc = _check_text(value_data, value_at, entry, crc)
+        crc = _check_text(payload_data, payload_at, row, crc)
+        if crc != crcs[row]:
+            return row
+    return -1

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from ister.core.columns import decode_batch, decode_messages, encode_columns, strip_markers
+from ister.core.columns import check_rows, decode_batch, decode_messages, encode_columns, strip_markers
 from ister.core.frame import Marker, encode_marker, encode_message
 from ister.core.kernels import seal
 from ister.core.message import StreamMessage
@@ -20,6 +20,7 @@ def warm() -> None:
     frames += encode_marker(Marker(0, 0, 1, 0), 1)
     batch = decode_batch(frames, first_offset=0)
     decode_messages(frames, first_offset=0)
+    check_rows(batch)
     strip_markers(frames)
     survey(frames, 0)
     for chunk in encode_columns(batch, 0, 0, bytes_max=1 << 20):

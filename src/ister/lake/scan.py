@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ister.core.columns import Chunk, rebuild_frames
+from ister.core.columns import Chunk, check_rows, rebuild_frames
 from ister.core.layout import clusters
 from ister.lake.deletes import deleted_of
 from ister.lake.errors import CorruptRowsError
@@ -33,19 +33,29 @@ if TYPE_CHECKING:
 
 LANES_MAX = 16
 """How many files are merged on the fly; each is open, and has a batch in memory."""
-PIECE_BYTES = 1 << 20
-"""How much is given out at once as messages, which are many times as large in memory."""
-BATCH_PIECE_BYTES = 1 << 22
-"""How much is given out at once as Arrow: what a file's rows come in, so that checking them is a few long steps."""
 CHECKED_AHEAD = 4
 """How many pieces are being checked, or wait to be given out; fewer at first, so that whoever seeks need not wait for them."""
 
 
 class Rows(NamedTuple):
-    """Rows as stored messages (`ister.core.columns.SCHEMA`), and the frames that they are in the log."""
+    """Rows as stored messages (`ister.core.columns.SCHEMA`), and the frames that they are in the log, where asked for."""
 
     batch: pa.RecordBatch
     chunk: Chunk
+
+
+class Form(NamedTuple):
+    """How rows are checked and in which pieces they are given out.
+
+    `check` is `rebuild_frames`, which gives the frames that messages are made of, or `check_rows`, which does not.
+    """
+
+    check: Callable[[pa.RecordBatch], tuple[Chunk, int]]
+    piece_bytes: int
+
+
+MESSAGES = Form(rebuild_frames, 1 << 20)
+BATCHES = Form(check_rows, 1 << 22)
 
 
 class FileTroubleError(Exception):
@@ -84,12 +94,12 @@ class Scan:
         source: Source,
         parts: list[Part],
         wish: Wish,
+        form: Form = MESSAGES,
         *,
-        piece_bytes: int = PIECE_BYTES,
         spill_bytes: int = SPILL_BYTES,
     ) -> None:
         self.next_offset = wish.start
-        self._piece_bytes = piece_bytes
+        self._form = form
         self._source = source
         self._wish = wish
         self._spill_bytes = spill_bytes
@@ -135,7 +145,7 @@ class Scan:
             self._begin_ahead(min(turn, self._source.ahead))  # the first file alone: whoever seeks waits for no other
             parts = self._clusters.popleft()
             for rows in self._cluster(parts):
-                pieces = max(1, round(rows.nbytes / self._piece_bytes))
+                pieces = max(1, round(rows.nbytes / self._form.piece_bytes))
                 step = max(1, -(-rows.num_rows // pieces))
                 for at in range(0, rows.num_rows, step):
                     yield rows.slice(at, step), parts
@@ -143,7 +153,7 @@ class Scan:
             self._skip(self._wish.stop)
 
     def _checked(self, rows: pa.RecordBatch, parts: list[Part]) -> Rows:
-        chunk, bad = rebuild_frames(rows)
+        chunk, bad = self._form.check(rows)
         if bad >= 0:
             offset = rows.column("topic_offset")[bad].as_py()
             holders = [part.path for part in parts if part.first <= offset <= part.last]

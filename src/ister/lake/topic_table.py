@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import numpy as np
 import structlog
 
-from ister.core.columns import messages_in
+from ister.core.columns import messages_in, rebuild_frames
 from ister.core.errors import LogClosedError
 from ister.core.layout import NO_TABLE, Place, TableEnd
 from ister.core.names import partition_of
@@ -24,7 +24,7 @@ from ister.lake.deletes import deleted_of
 from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.lake.index import FileIndex, plan_scan
 from ister.lake.lane import OFFSETS, Wish, read_lane
-from ister.lake.scan import BATCH_PIECE_BYTES, PIECE_BYTES, FileTroubleError, Scan, Source
+from ister.lake.scan import BATCHES, MESSAGES, FileTroubleError, Scan, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ister.core.message import StreamMessage
     from ister.core.names import TopicName
     from ister.lake.commit import LakeTable
-    from ister.lake.scan import Rows
+    from ister.lake.scan import Form, Rows
 
 log = structlog.get_logger()
 
@@ -195,15 +195,15 @@ class LakeTopicTable:
         """Read the messages [start, stop), in order, each once."""
         return LakeStream(self, start, stop)
 
-    def rows(self, start: int, stop: int, piece_bytes: int = PIECE_BYTES) -> Iterator[Rows]:
-        """Give the rows [start, stop), dense and in order, in pieces of about a size; for a thread, which waits for files."""
+    def rows(self, start: int, stop: int, form: Form = MESSAGES) -> Iterator[Rows]:
+        """Give the rows [start, stop), dense and in order; for a thread, which waits for files."""
         at = start
         while at < stop:
             if self._end.upto < stop:
                 self.refresh()
             if self._end.upto < stop:
                 raise MissingRowsError(self.name, max(at, self._end.upto), stop, self.partition)
-            scan = self._scan(at, stop, piece_bytes)
+            scan = self._scan(at, stop, form)
             try:
                 for rows in scan:
                     at = rows.chunk.stop
@@ -224,7 +224,7 @@ class LakeTopicTable:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _scan(self, start: int, stop: int, piece_bytes: int) -> Scan:
+    def _scan(self, start: int, stop: int, form: Form) -> Scan:
         with self._lock:
             parts, deletes = self._index.plan(start, stop, self.partition), self._index.deletes
         assert self._table is not None, "whoever knows how far it goes has found it"
@@ -233,7 +233,7 @@ class LakeTopicTable:
             self.name, self._table.files, deletes, self.reads.files,
             min(options.prefetch_size, options.max_concurrent_reads), self._missing, self._opened,
         )  # fmt: skip
-        return Scan(source, parts, Wish(start, stop, self.partition), piece_bytes=piece_bytes)
+        return Scan(source, parts, Wish(start, stop, self.partition), form)
 
     def _opened(self) -> None:
         if self._closed:
@@ -325,12 +325,15 @@ class LakeStream:
 
     async def read(self) -> list[StreamMessage]:
         """Return the next messages, about a MiB at most; none at the end."""
-        rows = await self._take(PIECE_BYTES)
-        return [] if rows is None else messages_in(rows.chunk, str(self._table.topic))
+        rows = await self._take(MESSAGES)
+        if rows is None:
+            return []
+        chunk = rows.chunk if rows.chunk.frames else rebuild_frames(rows.batch)[0]  # read ahead for who wanted Arrow
+        return messages_in(chunk, str(self._table.topic))
 
     async def read_batch(self) -> pa.RecordBatch | None:
         """Return the next messages as Arrow (`ister.core.columns.SCHEMA`), about 4 MiB at most; None at the end."""
-        rows = await self._take(BATCH_PIECE_BYTES)
+        rows = await self._take(BATCHES)
         return None if rows is None else rows.batch
 
     async def close(self) -> None:
@@ -342,10 +345,10 @@ class LakeStream:
                 self._queue.get_nowait()
             self._queue.put_nowait(LogClosedError(str(self._table.topic)))  # for whoever reads on, or is just waiting
 
-    async def _take(self, piece_bytes: int) -> Rows | None:
+    async def _take(self, form: Form) -> Rows | None:
         while self._next < self._stop:
             if self._pump is None:
-                rows = self._table.rows(self._next, self._stop, piece_bytes)
+                rows = self._table.rows(self._next, self._stop, form)
                 self._pump = asyncio.create_task(self._read_ahead(rows))
             item = await self._queue.get()
             if isinstance(item, StopAsyncIteration):
