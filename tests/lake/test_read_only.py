@@ -261,6 +261,7 @@ async def test_progress_goes_from_the_owner_to_a_reader_and_back(etcd, home, rea
             producer = await at_owner.create_producer(str(topic))
             await at_owner.send_all(str(topic), producer, [b"%d" % number for number in range(20)])
             rows.append(20)
+            assert f"owns the topic, {owner.url}," in await refused(FAILED, at_reader.create_producer(str(topic)))
             at = 0
             for raw in (at_owner, at_reader, at_owner, at_reader):
                 subscribe = partial(raw.consume, str(topic), "s")

@@ -440,8 +440,12 @@ async def test_every_call_is_answered_or_refused_and_none_that_is_listed_is_miss
     names = {f"{service.name}/{method.name}" for service in services for method in service.methods}
     assert names >= AT_ONCE | AFTER_A_LOOK
     assert not AT_ONCE & AFTER_A_LOOK
+
+    async def owner():
+        return "http://owner:6650"
+
     for service in services:
-        for before, method in zip(service.methods, for_readers(service, look).methods, strict=True):
+        for before, method in zip(service.methods, for_readers(service, look, owner).methods, strict=True):
             name = f"{service.name}/{method.name}"
             if name in AT_ONCE:
                 assert method is before
@@ -451,7 +455,7 @@ async def test_every_call_is_answered_or_refused_and_none_that_is_listed_is_miss
                 with pytest.raises(PreconditionError):
                     await anext(aiter(method.handler(None, None)))
             else:
-                with pytest.raises(PreconditionError, match="only reads"):
+                with pytest.raises(PreconditionError, match=r"only reads.*owns the topic, http://owner:6650, and"):
                     await method.handler(None)
     changing = ("Create", "Delete", "Send", "SetTopic", "SetNamespace", "SetCompat", "Register", "Update", "Configure",
                 "Report", "Unload", "Request", "Remove", "Add", "Promote", "Trigger")  # fmt: skip

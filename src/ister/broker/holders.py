@@ -35,6 +35,21 @@ def holder_key(topic: TopicName, subscription: str) -> str:
     return f"{ROOT}/holders/{key_part(subscription)}/{topic.namespace}/{topic.topic}"
 
 
+OWNER_KEY = f"{ROOT}/owner"
+"""Where the broker that owns the topics says its address, for those that only read."""
+
+
+async def announce_owner(metadata: Metadata, url: str) -> None:
+    """Say which broker owns the topics; a reader tells it to producers."""
+    await metadata.put(OWNER_KEY, Holder(url, 0).dump())
+
+
+async def owner_of(metadata: Metadata) -> str | None:
+    """Return the address that the owner of the topics has said last, None when it never did."""
+    entry = await metadata.get(OWNER_KEY)
+    return None if entry is None else Holder.load(OWNER_KEY, entry.value).broker_url
+
+
 class Holders:
     """The subscriptions that this broker holds; `lost` is told of all of them when the lease is lost."""
 

@@ -6,7 +6,7 @@ Calls that ask for topics look at metadata first, because others make and delete
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
 
 from ister.broker.service import ServerStream, Service, Unary, wants_call
 from ister.core.errors import PreconditionError
@@ -61,19 +61,34 @@ AFTER_A_LOOK = frozenset({
 """What is answered once metadata was looked at; what changes here is a subscription, which is then held."""
 
 
-def for_readers(service: Service, look: Callable[[], Awaitable[None]]) -> Service:
+Owner: TypeAlias = "Callable[[], Awaitable[str | None]]"
+"""Finds the address of the broker that owns the topics, if that is known."""
+
+
+def for_readers(service: Service, look: Callable[[], Awaitable[None]], owner: Owner) -> Service:
     """Return a service as a broker has it that only reads; `look` brings what is known of topics up to date."""
-    return replace(service, methods=tuple(_method(service.name, method, look) for method in service.methods))
+    return replace(service, methods=tuple(_method(service.name, method, look, owner) for method in service.methods))
 
 
-def _method(service: str, method: Unary | ServerStream, look: Callable[[], Awaitable[None]]) -> Unary | ServerStream:
+def _method(
+    service: str, method: Unary | ServerStream, look: Callable[[], Awaitable[None]], owner: Owner
+) -> Unary | ServerStream:
     name = f"{service}/{method.name}"
     if name in AT_ONCE:
         return method
+
+    async def refuse_call(request: Message) -> Message:
+        del request
+        refuse(await owner())
+
+    async def refuse_stream(request: Message, call: Call) -> AsyncIterator[Message]:
+        del call
+        yield await refuse_call(request)
+
     if isinstance(method, ServerStream):
-        return replace(method, handler=_refuse_stream)
+        return replace(method, handler=refuse_stream)
     if name not in AFTER_A_LOOK:
-        return replace(method, handler=_refuse, finishes=False)
+        return replace(method, handler=refuse_call, finishes=False)
     assert not wants_call(method.handler), "none of these asks who calls"
     handler = cast("Callable[[Message], Awaitable[Message]]", method.handler)
 
@@ -84,18 +99,10 @@ def _method(service: str, method: Unary | ServerStream, look: Callable[[], Await
     return replace(method, handler=looked)
 
 
-def refuse() -> NoReturn:
+def refuse(owner: str | None = None) -> NoReturn:
     """Say what this broker is, and whom to ask."""
+    where = "" if owner is None else f", {owner},"
     raise PreconditionError(
-        "this broker only reads (ister serve --read-only); produce to the broker that owns the topic, and change topics there"
+        f"this broker only reads (ister serve --read-only); produce to the broker that owns the topic{where} "
+        "and change topics there"
     )
-
-
-async def _refuse(request: Message) -> Message:
-    del request
-    refuse()
-
-
-async def _refuse_stream(request: Message, call: Call) -> AsyncIterator[Message]:
-    del call
-    yield await _refuse(request)

@@ -11,6 +11,7 @@ import gc
 import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -22,6 +23,7 @@ from ister.broker.binding import serve as bind
 from ister.broker.broker import Broker
 from ister.broker.consuming import Consuming
 from ister.broker.discovery import Discovery
+from ister.broker.holders import announce_owner, owner_of
 from ister.broker.http import HttpServer, routes
 from ister.broker.lag import LoopLag
 from ister.broker.metrics import Metrics
@@ -37,7 +39,7 @@ from ister.broker.validation import Validation
 from ister.broker.views import Readiness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from ister.broker.binding import Server
     from ister.broker.service import Service
@@ -117,8 +119,9 @@ class Serving:
         services: tuple[list[Service], list[Service]],
         ready: Callable[[Listening], None],
         draining: Callable[[], None],
+        announce: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """Serve until SIGTERM or SIGINT, then drain."""
+        """Serve until SIGTERM or SIGINT, then drain; `announce` is told the address once there is one."""
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -141,6 +144,8 @@ class Serving:
                 self._data = await self._listen(services[0], ports.broker)
                 self.broker.url = self.broker.url or f"http://{_shown(ports.host)}:{self._data.port}"
                 self._admin = await self._listen(services[1], ports.admin)
+                if announce is not None:
+                    await announce(self.broker.url)
                 self._missing = []
                 # A full collection walks all that was imported and recovered, for 60 to 100 ms; these stay for ever.
                 gc.collect()
@@ -237,5 +242,9 @@ async def serve(
             await schemas.load()
             await following.refresh()
 
-        data, admin = ([for_readers(service, look) for service in services] for services in (data, admin))
-    await Serving(broker, ports, validation, table_reads).run((data, admin), ready, draining)
+        owner = partial(owner_of, metadata)
+        data, admin = ([for_readers(service, look, owner) for service in services] for services in (data, admin))
+    announce = None
+    if shares_subscriptions and following is None:
+        announce = partial(announce_owner, metadata)
+    await Serving(broker, ports, validation, table_reads).run((data, admin), ready, draining, announce)
