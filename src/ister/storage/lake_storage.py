@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ister.core.errors import LogClosedError, OffsetOutOfRangeError, PreconditionError
 from ister.core.layout import NO_TABLE, OFFSET_MAX
+from ister.lake.following import Following
 from ister.storage.progress import MetadataCursors
 from ister.storage.progress_move import Marker
 from ister.storage.shared_cursors import SharedCursors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ister.core.layout import TableEnd
     from ister.core.message import StreamMessage
@@ -238,54 +239,16 @@ def _seen(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-class LakeReader:
-    """An endless stream of a topic's messages from its table; `async for message in reader`.
-
-    An error ends a call, not the reader: the next call goes on at the same offset.
-    """
+class LakeReader(Following["TableStream"]):
+    """A reader that shares its questions to the catalog with the others of its storage."""
 
     def __init__(self, storage: LakeStorage, offset: int) -> None:
+        super().__init__(offset)
         self._storage = storage
-        self._next = offset
-        self._stream: TableStream | None = None
-        self._ready: Iterator[StreamMessage] = iter(())
 
-    @property
-    def next_offset(self) -> int:
-        """The offset that will be read from the table next."""
-        return self._next
-
-    def __aiter__(self) -> LakeReader:
-        return self
-
-    async def __anext__(self) -> StreamMessage:
-        for message in self._ready:
-            return message
-        self._ready = iter(await self._read())
-        return next(self._ready)
-
-    async def read(self) -> list[StreamMessage]:
-        """Return the next messages, at least one; waits for a snapshot that has some."""
-        return list(self._ready) or await self._read()
-
-    async def close(self) -> None:
-        """Stop reading ahead."""
-        if self._stream is not None:
-            stream, self._stream = self._stream, None
-            await stream.close()
-
-    async def _read(self) -> list[StreamMessage]:
-        while True:
-            self._storage.check_open()
-            if self._stream is None:
-                upto = await self._storage.wait_beyond(self._next)
-                self._stream = self._storage.open_rows(self._next, upto)
-            try:
-                messages = await self._stream.read()
-            except BaseException:
-                await self.close()
-                raise
-            self._next = self._stream.next_offset
-            if messages:
-                return messages
-            await self.close()
+    async def _opened(self) -> TableStream:
+        self._storage.check_open()
+        if self._stream is None:
+            upto = await self._storage.wait_beyond(self._next)
+            self._stream = self._storage.open_rows(self._next, upto)
+        return self._stream

@@ -1,0 +1,89 @@
+"""Read a table stream after stream, each message once; knows no Iceberg, so that it costs nothing to import."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from ister.core.message import StreamMessage
+
+
+class Stream(Protocol):
+    """A part of a table that is being read."""
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that will be read next."""
+        ...
+
+    async def read(self) -> list[StreamMessage]:
+        """Return the next messages; none at the end."""
+        ...
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        ...
+
+
+S = TypeVar("S", bound=Stream)
+Found = TypeVar("Found")
+
+
+class Following(ABC, Generic[S]):
+    """An endless stream of a topic's messages from its table; `async for message in reader`.
+
+    Errors end a call, not the reader: the next call goes on at the same offset.
+    """
+
+    def __init__(self, offset: int) -> None:
+        self._next = offset
+        self._stream: S | None = None
+        self._ready: Iterator[StreamMessage] = iter(())
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that will be read from the table next."""
+        return self._next
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamMessage:
+        for message in self._ready:
+            return message
+        self._ready = iter(await self._read())
+        return next(self._ready)
+
+    async def read(self) -> list[StreamMessage]:
+        """Return the next messages, at least one; waits for a snapshot that has some."""
+        return list(self._ready) or await self._read()
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            await stream.close()
+
+    @abstractmethod
+    async def _opened(self) -> S:
+        """Return the stream that is being read, or the next one, once the table has more."""
+
+    async def _read(self) -> list[StreamMessage]:
+        return await self._take(lambda stream: stream.read())
+
+    async def _take(self, read: Callable[[S], Awaitable[Found | None]]) -> Found:
+        """Return the next that a stream gives, from one stream after the other."""
+        while True:
+            stream = await self._opened()
+            try:
+                found = await read(stream)
+            except BaseException:
+                await self.close()
+                raise
+            self._next = stream.next_offset
+            if found:
+                return found
+            await self.close()
