@@ -3,12 +3,14 @@
 import asyncio
 
 import grpc
+import hpack
 import pytest
 from binding_parts import failure, run, serving, soon, stream, unary
 from danube.proto.DanubeApi_pb2 import MessageResponse, ReceiveRequest, StreamMessage
 from structlog.testing import CapturingLogger
 
-from ister.broker import binding
+from ister.broker import calls
+from ister.broker.http2 import frames
 from ister.broker.service import ServerStream, Unary
 from ister.broker.status import INTERNAL_TEXT
 from ister.core.errors import LimitError, NotFoundError
@@ -20,7 +22,7 @@ LIMIT = 10_000
 @pytest.fixture
 def logged(monkeypatch):
     logger = CapturingLogger()
-    monkeypatch.setattr(binding, "log", logger)
+    monkeypatch.setattr(calls, "log", logger)
     return logger.calls
 
 
@@ -102,7 +104,7 @@ async def test_an_absurd_message_is_not_even_read_packed_or_not():
     async with serving(send(echo), message_bytes_max=LIMIT) as (_, channel):
         for packing in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
             call = unary(channel, "SendMessage", bytes(100 * LIMIT), compression=packing)
-            assert (await failure(call))[0] is Code.RESOURCE_EXHAUSTED
+            assert (await failure(call))[0] is Code.INVALID_ARGUMENT
         assert await unary(channel, "SendMessage", b"") == b""
 
 
@@ -330,3 +332,56 @@ def test_a_handler_that_fails_when_its_client_has_gone_is_told_to_the_log(logged
     asyncio.run(go())
     [failed] = [call for call in logged if call.method_name == "error"]
     assert (failed.args, str(failed.kwargs["exc_info"])) == (("call_failed",), "too late")
+
+
+@run
+async def test_a_call_that_is_given_up_before_it_began_leaves_nothing_behind():
+    headers = hpack.Encoder().encode([
+        (":method", "POST"), (":scheme", "http"), (":path", "/danube.ProducerService/SendMessage"),
+        ("content-type", "application/grpc"),
+    ])  # fmt: skip
+    head = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, headers)
+    body = frames.frame(frames.DATA, frames.END_STREAM, 1, bytes(5))
+    started = []
+
+    async def handler(request):
+        started.append(request)
+        return MessageResponse()
+
+    async with serving(send(handler)) as (server, channel):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(frames.PREFACE + frames.settings({}) + head + body + frames.reset(1, frames.Code.CANCEL))
+        while not server._calls._rpcs.get(("/danube.ProducerService/SendMessage", "CANCELLED")):
+            await unary_round_trip(channel)
+        assert (server._calls.running, started) == (set(), [])
+        writer.close()
+
+
+@run
+async def test_a_client_is_told_when_its_deadline_has_passed_and_the_handler_is_cancelled():
+    ended = asyncio.Event()
+
+    async def handler(request):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    rpcs = {}
+    async with serving(send(handler), rpcs=rpcs) as (_, channel):
+        call = channel.unary_unary("/danube.ProducerService/SendMessage")(b"", timeout=0.05)
+        assert (await failure(call))[0] is Code.DEADLINE_EXCEEDED
+        await soon(ended)
+
+
+@run
+async def test_a_stream_is_open_for_its_client_before_there_is_a_message():
+    async def handler(request):
+        await asyncio.Event().wait()
+        yield StreamMessage()
+
+    async with serving(receive(handler)) as (_, channel):
+        call = stream(channel, "ReceiveMessages")
+        async with asyncio.timeout(5):
+            await call.initial_metadata()
+        call.cancel()

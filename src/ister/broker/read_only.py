@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
 
-from ister.broker.service import ServerStream, Service, Unary, wants_call
+from ister.broker.service import Exchange, ServerStream, Service, wants_call
 from ister.core.errors import PreconditionError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from ister.broker.service import Call
+    from ister.broker.service import Call, Method
 
 AT_ONCE = frozenset({
     "danube.ConsumerService/ReceiveMessages",
@@ -70,9 +70,7 @@ def for_readers(service: Service, look: Callable[[], Awaitable[None]], owner: Ow
     return replace(service, methods=tuple(_method(service.name, method, look, owner) for method in service.methods))
 
 
-def _method(
-    service: str, method: Unary | ServerStream, look: Callable[[], Awaitable[None]], owner: Owner
-) -> Unary | ServerStream:
+def _method(service: str, method: Method, look: Callable[[], Awaitable[None]], owner: Owner) -> Method:
     name = f"{service}/{method.name}"
     if name in AT_ONCE:
         return method
@@ -87,6 +85,8 @@ def _method(
 
     if isinstance(method, ServerStream):
         return replace(method, handler=refuse_stream)
+    if isinstance(method, Exchange):
+        return replace(method, handler=refuse_call)
     if name not in AFTER_A_LOOK:
         return replace(method, handler=refuse_call, finishes=False)
     assert not wants_call(method.handler), "none of these asks who calls"

@@ -182,6 +182,8 @@ class Serving:
         # Whoever waits for a table is answered before calls are cut off: a client sends again what was cut off.
         ending = loop.call_later(grace_s / 2, self.broker.pipelines.end)
         servers = [server for server in (self._data, self._admin) if server is not None]
+        for server in servers:
+            server.drain()
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
         ending.cancel()
         left_s = self._ports.drain_timeout_s - (loop.time() - began)

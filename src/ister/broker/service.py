@@ -69,11 +69,24 @@ class ServerStream:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """A method with one answer to each of the client's messages, in their order, until the client ends."""
+
+    name: str
+    handler: Callable[[Any], Awaitable[Message]]
+    request: type[Message]
+    response: type[Message]
+
+
+Method: TypeAlias = Unary | ServerStream | Exchange
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """A service by its full name, `package.Service`, and its methods."""
 
     name: str
-    methods: tuple[Unary | ServerStream, ...]
+    methods: tuple[Method, ...]
 
 
 def wants_call(handler: UnaryHandler | StreamHandler) -> bool:

@@ -1,0 +1,233 @@
+"""One client's connection on asyncio: reads and writes for the machine in http2/, and watches whether the client lives."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+import structlog
+from grpc import StatusCode
+
+from ister.broker.calls import Call
+from ister.broker.http2 import headers
+from ister.broker.http2.connection import Connection
+from ister.broker.http2.frames import BrokenProtocolError, Code
+
+if TYPE_CHECKING:
+    from ister.broker.calls import Calls
+    from ister.broker.http2.connection import Stream
+
+WRITE_BUFFER_BYTES: Final = 1024 * 1024
+"""What may wait for a client that does not read, before nothing more is read from it."""
+PING_STRIKES_MAX: Final = 100
+"""How many pings may come too soon; some clients measure the line with a few in a row."""
+CLOSING_S: Final = 1.0
+"""How long a client may take to read the last that it is told, and to close."""
+NO_HTTP2: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
+    b"This port speaks gRPC (HTTP/2 without TLS) and nothing else.\n"
+)
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Pings:
+    """When we ping, how long we wait, and how often a client may."""
+
+    every_s: float
+    timeout_s: float
+    least_s: float
+
+
+class Peer(asyncio.Protocol):
+    """A connection: what comes is given to the machine, what it wants to send is sent once a turn of the loop."""
+
+    def __init__(self, calls: Calls, pings: Pings, peers: set[Peer]) -> None:
+        self._calls = calls
+        self._pings = pings
+        self._peers = peers
+        self._loop = asyncio.get_running_loop()
+        self._strikes = 0
+        self._pings_seen = 0
+        self._pinged_at = float("-inf")
+        self._heard = False
+        self._paused = False
+        self._closing = False
+        self._ended = False
+        self._address = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport
+        self._connection: Connection
+        self.lost = self._loop.create_future()
+
+    # --- what asyncio tells -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # an answer is one write: it waits for nothing
+        place = transport.get_extra_info("peername")
+        family = "ipv6" if len(place) > 2 else "ipv4"  # the sixth version has more to say
+        host = f"[{place[0]}]" if family == "ipv6" else place[0]
+        self._address = f"{family}:{host}:{place[1]}"
+        self._connection = Connection(self, self._wake)
+        self._peers.add(self)
+        self._timer = self._loop.call_later(self._pings.every_s, self._ask)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came."""
+        if self._closing:
+            return
+        self._heard = True
+        connection = self._connection
+        try:
+            connection.receive(data)
+            if connection.pings:
+                self._judge_pings()
+            else:
+                self._pings_seen = self._strikes = 0
+        except BrokenProtocolError as error:
+            if connection.prefaced:
+                log.info("connection_refused", peer=self._address, reason=str(error))
+                connection.go_away(error.code, error.why)
+            else:
+                self._transport.write(NO_HTTP2)
+            self.close()
+        except Exception:  # the root of a connection
+            log.exception("connection_failed", peer=self._address)
+            connection.go_away(Code.INTERNAL_ERROR)
+            self.close()
+
+    def pause_writing(self) -> None:
+        """Hold back: the client does not read."""
+        self._paused = True
+        if not self._closing:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._paused = False
+        if not self._closing:
+            self._transport.resume_reading()
+        self._flush()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Let every call know that its client has gone."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._peers.discard(self)
+        for stream in list(self._connection.streams.values()):
+            stream.closed = True
+            self._connection.forget(stream)
+            self.abandoned(stream)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    # --- what the machine tells ---------------------------------------------------------------------------------------
+
+    def opened(self, stream: Stream) -> None:
+        """Find the method of a call; what is no call of ours is refused."""
+        request = stream.request
+        method = self._calls.methods.get(request.path)
+        if method is not None and request.method == "POST" and not request.problem:
+            if request.content_type.startswith("application/grpc"):
+                call = Call(stream, method, self._address)
+                stream.call = call
+                if request.timeout_s is not None:
+                    call.timer = self._loop.call_later(request.timeout_s, self._calls.expire, call)
+                return
+            stream.started = True
+            stream.end(headers.refusal(415))
+        elif not request.content_type.startswith("application/grpc") or request.method != "POST":
+            stream.started = True
+            stream.end(headers.refusal(415))
+        elif request.problem:
+            stream.end(headers.end(StatusCode.INTERNAL.value[0], request.problem))
+        else:
+            text = f"there is no method {request.path[:200]} here"
+            stream.end(headers.ENCODINGS + headers.end(StatusCode.UNIMPLEMENTED.value[0], text))
+
+    def received(self, stream: Stream) -> None:
+        """Give what came to the call."""
+        call = stream.call
+        assert isinstance(call, Call)
+        self._calls.received(call)
+
+    def abandoned(self, stream: Stream) -> None:
+        """End a call whose client does not wait."""
+        call = stream.call
+        if isinstance(call, Call):
+            self._calls.abandon(call)
+
+    # --- stopping -----------------------------------------------------------------------------------------------------
+
+    def ask_to_leave(self) -> None:
+        """Ask the client to close its connection when it has no call any more; what it asks until then is answered."""
+        self._connection.ask_to_leave()
+
+    def close(self) -> None:
+        """Send what there is, say which calls were not looked at, and close."""
+        if not self._connection.going and self._connection.prefaced:
+            self._connection.go_away(Code.NO_ERROR)
+        self._closing = True
+        self._flush()
+        if self._timer is not None:
+            self._timer.cancel()
+        # Not closed at once: the system would throw away what the client has not read yet if there is input that we have not.
+        self._timer = self._loop.call_later(CLOSING_S, self.abort)
+        if not self._transport.is_closing():
+            self._ended = True
+            self._transport.resume_reading()
+            try:
+                self._transport.write_eof()
+            except OSError:
+                self.abort()  # the client has gone, and we had not heard of it
+
+    def abort(self) -> None:
+        """Close, whether or not the client reads."""
+        self._transport.abort()
+
+    # --- sending and asking -------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if not self._ended and (not self._paused or self._closing):
+            data = self._connection.take_output()
+            if data and not self._transport.is_closing():
+                self._transport.write(data)
+
+    def _ask(self) -> None:
+        """Ask a client that has been silent whether it is there."""
+        if self._heard:
+            self._heard = False
+            self._timer = self._loop.call_later(self._pings.every_s, self._ask)
+        else:
+            self._connection.ping()
+            self._timer = self._loop.call_later(self._pings.timeout_s, self._judge_silence)
+
+    def _judge_silence(self) -> None:
+        if self._heard:
+            self._heard = False
+            self._timer = self._loop.call_later(self._pings.every_s, self._ask)
+        else:
+            log.info("client_gone", peer=self._address, silent_s=self._pings.every_s + self._pings.timeout_s)
+            self.abort()
+
+    def _judge_pings(self) -> None:
+        now = self._loop.time()
+        new = self._connection.pings - self._pings_seen
+        self._pings_seen = self._connection.pings
+        if new <= 0:
+            return
+        self._strikes = self._strikes + new if now - self._pinged_at < self._pings.least_s else 0
+        self._pinged_at = now
+        if self._strikes > PING_STRIKES_MAX:
+            raise BrokenProtocolError(Code.ENHANCE_YOUR_CALM, "too_many_pings")
