@@ -5,10 +5,10 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import pyarrow as pa
-from pyiceberg.catalog.sql import SqlCatalog
 
 from ister.core.columns import SCHEMA
 from ister.core.names import TopicName
+from ister.lake.catalog import KnowingCatalog
 from ister.lake.parquet import Written, write_files
 from ister.lake.schema import table_rows
 from ister.lake.table import Lake
@@ -38,11 +38,11 @@ def messages(start, stop, *, us=NOW_US, **columns):
     return pa.RecordBatch.from_pydict({**plain, **columns}, schema=SCHEMA)
 
 
-def sql_catalog(directory: Path, kind=SqlCatalog):
+def sql_catalog(directory: Path, kind=KnowingCatalog):
     return kind("ister", uri=f"sqlite:///{directory}/catalog.db", warehouse=f"file://{directory}/warehouse", type="sql")
 
 
-def lake_of(directory: Path, kind=SqlCatalog):
+def lake_of(directory: Path, kind=KnowingCatalog):
     return Lake(sql_catalog(directory, kind))
 
 

@@ -19,12 +19,11 @@ def lake_config(lake_home):
 
 @pytest.fixture(scope="session")
 def catalog(lake_config):
-    from pyiceberg.catalog import load_catalog
-
     from ister.config.lake import catalog_properties
+    from ister.lake.catalog import open_catalog
 
     name, properties = catalog_properties(lake_config)
-    found = load_catalog(name, **properties)
+    found = open_catalog(name, properties)
     yield found
     found.close()
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from lake_parts import TOPIC, append, assert_exact, held_rows, lake_of, metadata_files, sql_catalog, write
-from pyiceberg.catalog.sql import SqlCatalog
 
 from ister.core.names import TopicName
 from ister.core.publish import LANDED
+from ister.lake.catalog import KnowingCatalog
 from ister.lake.commit import TRIES
 from ister.lake.errors import (
     CommitConflictError,
@@ -21,7 +21,7 @@ from ister.lake.errors import (
 )
 
 
-class Interrupted(SqlCatalog):
+class Interrupted(KnowingCatalog):
     """A catalog that lets others act in the moment before a commit, and loses answers when told."""
 
     before = staticmethod(lambda: None)

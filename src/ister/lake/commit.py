@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pyiceberg.io import FileIO
+    from pyiceberg.manifest import ManifestFile
     from pyiceberg.schema import Schema
     from pyiceberg.table.snapshots import Snapshot
 
@@ -75,6 +76,7 @@ class LakeTable:
         self._epoch: int | None = None
         self._now = now
         self._manifests: dict[int, frozenset[str]] = {}
+        self._newest: dict[int, tuple[ManifestFile, ...]] = {}
         self._leaving: deque[tuple[float, str]] = deque()
         self.check()
 
@@ -251,7 +253,7 @@ class LakeTable:
         raise CommitConflictError(self._name, TRIES, cause)
 
     def _stage(self, write: Callable[[Held, Stage], Staged]) -> tuple[Stage, Staged]:
-        stage = Stage(self._table)
+        stage = Stage(self._table, self._newest)
         try:
             return stage, write(self.held, stage)
         except Exception as error:
@@ -267,7 +269,8 @@ class LakeTable:
         """
         logged = {entry.metadata_file for entry in self._table.metadata.metadata_log}
         delete_all(before, {entry.metadata_file for entry in before.metadata.metadata_log} - logged)
-        self._manifests[staged.snapshot_id] = staged.manifests
+        self._manifests[staged.snapshot_id] = frozenset(one.manifest_path for one in staged.manifests)
+        self._newest = {staged.snapshot_id: staged.manifests}
         if staged.expired:
             self._let_go(before, staged)
         while self._leaving and self._leaving[0][0] <= self._now():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from contextlib import suppress
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from pyiceberg.io import FileIO, OutputStream
+    from pyiceberg.io.pyarrow import StatisticsCollector
 
 ROW_GROUP_BYTES = 16 * 1024 * 1024
 """What a row group holds in memory before it is written."""
@@ -194,6 +196,20 @@ class _Writer:
             self._open = None
 
 
+class _Columns(NamedTuple):
+    """What is told of the columns of files that have one schema."""
+
+    statistics: dict[int, StatisticsCollector]
+    ids: dict[str, int]
+
+
+@lru_cache(maxsize=64)
+def _columns(schema: bytes) -> _Columns:
+    """Work it out of a schema; by its bytes, as two schemas are equal for Arrow when only their field ids differ."""
+    found = pyarrow_to_schema(pa.ipc.read_schema(pa.BufferReader(schema)))
+    return _Columns(compute_statistics_plan(found, METRICS), parquet_path_to_id_mapping(found))
+
+
 class _OpenFile:
     """A file under way; on a local disk it is synced when it is closed."""
 
@@ -203,13 +219,12 @@ class _OpenFile:
         self.stream = stream
         self._first = first_offset
         self._last = first_offset - 1
-        self._schema = pyarrow_to_schema(schema)
-        self._mapping = parquet_path_to_id_mapping(self._schema)
+        self._columns = _columns(schema.serialize().to_pybytes())
         self._writer = pq.ParquetWriter(
             stream,
             schema,
             compression="zstd",
-            use_dictionary=[column for column in self._mapping if column not in _ALL_DIFFERENT],
+            use_dictionary=[column for column in self._columns.ids if column not in _ALL_DIFFERENT],
             write_statistics=True,
             write_page_checksum=True,
             store_schema=False,
@@ -226,7 +241,7 @@ class _OpenFile:
         size = self.stream.tell()
         self.stream.close()
         found = data_file_statistics_from_parquet_metadata(
-            self._writer.writer.metadata, compute_statistics_plan(self._schema, METRICS), self._mapping
+            self._writer.writer.metadata, self._columns.statistics, self._columns.ids
         ).to_serialized_dict()
         return Written(
             path=self.path,

@@ -239,12 +239,13 @@ def mend(diagnosis: Diagnosis) -> None:
     summary = {UPTO: upto, EPOCH: table.properties.get(EPOCH, "0")}
     try:
         if any(cut.rows for cut in diagnosis.cuts):
-            table.metadata.properties.update(NO_RETRIES)
+            # On this handle only: other handles of the table share what its metadata is made of.
+            table.metadata = table.metadata.model_copy(update={"properties": table.properties | NO_RETRIES})
             with table.transaction() as transaction:
                 transaction.delete(_behind(diagnosis.cuts), snapshot_properties=summary)
                 transaction.set_properties({UPTO: upto})
         else:
-            stage = Stage(table)
+            stage = Stage(table, {})
             staged = stage.write([], summary, {UPTO: upto})
             table.catalog.commit_table(table, staged.requirements, staged.updates)
     except CommitFailedException as error:

@@ -41,7 +41,7 @@ from ister.lake.errors import TableMovedError
 from ister.lake.schema import SPEC, spec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyiceberg.manifest import DataFile, ManifestFile
     from pyiceberg.table import Table
@@ -62,15 +62,18 @@ class Staged(NamedTuple):
     snapshot_id: int
     updates: tuple[TableUpdate, ...]
     requirements: tuple[TableRequirement, ...]
-    manifests: frozenset[str]
+    manifests: tuple[ManifestFile, ...]
+    """As its list has them."""
     expired: list[Snapshot]
 
 
 class Stage:
     """Writes one snapshot; whatever it has written so far can be taken away again."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, newest: Mapping[int, Sequence[ManifestFile]]) -> None:
+        """`newest` are the manifests of snapshots whose lists need not be read, as we wrote them."""
         self._table = table
+        self._newest = newest
         self._metadata = table.metadata
         found = spec_of(table.specs().values())
         if found is None:
@@ -96,7 +99,8 @@ class Stage:
             sequence_number=sequence_number,
             avro_compression=_CODEC,
         ) as writer:
-            writer.add_manifests(manifests)
+            listed = tuple(writer.prepare_manifest(manifest) for manifest in manifests)
+            writer.add_manifests(list(listed))
         snapshot = Snapshot.model_validate(
             {
                 "snapshot-id": self._snapshot_id,
@@ -121,8 +125,7 @@ class Stage:
             AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": parent_id}),
             AssertTableUUID(uuid=self._metadata.table_uuid),
         )
-        paths = frozenset(manifest.manifest_path for manifest in manifests)
-        return Staged(self._snapshot_id, updates, requirements, paths, expired)
+        return Staged(self._snapshot_id, updates, requirements, listed, expired)
 
     def discard(self) -> None:
         """Take away what was written; only when it is certain that no table refers to it."""
@@ -131,7 +134,7 @@ class Stage:
     def _manifests(self, files: list[DataFile], parent: Snapshot | None) -> list[ManifestFile]:
         ours: list[ManifestFile] = []
         others: list[ManifestFile] = []
-        for old in () if parent is None else parent.manifests(self._table.io):
+        for old in () if parent is None else self._listed(parent):
             if old.content == ManifestContent.DATA and old.partition_spec_id == self.spec.spec_id:
                 ours.append(old)
             else:
@@ -174,6 +177,10 @@ class Stage:
                 for entry in manifest.fetch_manifest_entry(self._table.io, discard_deleted=True):
                     writer.existing(entry)
         return writer.to_manifest_file()
+
+    def _listed(self, snapshot: Snapshot) -> Sequence[ManifestFile]:
+        known = self._newest.get(snapshot.snapshot_id)
+        return snapshot.manifests(self._table.io) if known is None else known
 
     def _path(self, name: str) -> str:
         path = self._locations.new_metadata_location(name)

@@ -7,7 +7,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import structlog
-from pyiceberg.catalog import WAREHOUSE_LOCATION, load_catalog
+from pyiceberg.catalog import WAREHOUSE_LOCATION
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchTableError,
@@ -18,6 +18,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from ister.core.errors import IsterError
 from ister.core.tables import EPOCH, GENERATION, TOPIC, UPTO, base_of, table_of, with_generation, with_hash
+from ister.lake.catalog import open_catalog
 from ister.lake.commit import LakeTable
 from ister.lake.errors import LakeUnavailableError, TableMovedError
 from ister.lake.files import SYNCED, is_local
@@ -62,7 +63,7 @@ class Lake:
     def open(cls, name: str, properties: Mapping[str, str]) -> Lake:
         """Open a catalog by its properties; its name is part of what a SQL catalog stores."""
         try:
-            return cls(load_catalog(name, **properties))
+            return cls(open_catalog(name, properties))
         except Exception as error:
             raise LakeUnavailableError("any", "open the catalog for", f"{type(error).__name__}: {error}") from error
 

@@ -1,0 +1,85 @@
+"""A Spark worker between two tasks: what it need not do again."""
+
+import gc
+import importlib
+import sys
+from zipfile import ZipFile
+from zipimport import zipimporter
+
+import pytest
+from lake_parts import messages
+
+from ister.lake import parquet
+from ister.lake.schema import table_rows
+from ister.pipeline.task import Reach, ease_reuse, run_tasks
+
+REACH = Reach({}, "memory", "none", {})
+
+
+def archives():
+    return [place for place, finder in sys.path_importer_cache.items() if isinstance(finder, zipimporter)]
+
+
+@pytest.fixture
+def archive(tmp_path, monkeypatch):
+    """An archive of modules on the path, as Spark's own are on a worker's."""
+    with ZipFile(tmp_path / "archive.zip", "w") as file:
+        file.writestr("of_an_archive/__init__.py", "")
+        file.writestr("of_an_archive/one.py", "value = 1")
+        file.writestr("of_an_archive/two.py", "value = 2")
+    monkeypatch.syspath_prepend(tmp_path / "archive.zip")
+    yield
+    for name in [name for name in sys.modules if name.startswith("of_an_archive")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def unfrozen():
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+def test_a_finder_of_an_archive_is_forgotten_after_a_task_and_found_again(archive, unfrozen):
+    assert importlib.import_module("of_an_archive.one").value == 1
+    assert len(archives()) >= 2, "one for the archive, and one for its package"
+    assert list(run_tasks([[]], REACH, iter([]))) == []
+    assert archives() == []
+    assert importlib.import_module("of_an_archive.two").value == 2
+
+
+def test_what_was_imported_is_no_garbage_and_what_comes_later_may_be(unfrozen):
+    ease_reuse()
+    frozen = gc.get_freeze_count()
+    assert frozen
+    later = [[] for _ in range(1000)]
+    ease_reuse()
+    assert gc.get_freeze_count() <= frozen
+    del later
+
+
+def test_a_reused_worker_of_spark_keeps_no_finder_of_archives(spark):
+    def look(batches):
+        import pyarrow as pa
+
+        for _ in batches:
+            found = [type(finder).__name__ for finder in sys.path_importer_cache.values()]
+            yield pa.RecordBatch.from_pydict(
+                {"archives": [found.count("zipimporter")], "frozen": [gc.get_freeze_count()]}
+            )
+        ease_reuse()
+
+    rows = [spark.range(0, 1, 1, 1).mapInArrow(look, "archives long, frozen long").collect()[0] for _ in range(3)]
+    assert rows[-1].frozen > 0, "the worker of the task before"
+    assert rows[-1].archives < 10
+
+
+def test_files_of_equal_columns_with_other_field_ids_are_described_by_their_own():
+    """Arrow calls two schemas equal whose field ids differ."""
+    schema = table_rows(messages(0, 1), 0).schema
+    first = schema.field(0)
+    other = schema.set(0, first.with_metadata({b"PARQUET:field_id": b"99"}))
+    assert other == schema
+    ids, others = (parquet._columns(one.serialize().to_pybytes()).ids for one in (schema, other))
+    assert ids[first.name] != 99
+    assert others[first.name] == 99
