@@ -48,6 +48,10 @@ test-interop: $(READY) ## Only the tests of a running broker: the official clien
 test-services: $(READY) ## Test against MinIO, Azurite, fake-gcs-server and etcd 3.6; builds them the first time
 	@$(BIN)/python tests/real/run.py
 
+.PHONY: test-clients
+test-clients: $(READY) ## Test with the official Go, Rust and Java clients; builds them the first time
+	@$(BIN)/python tests/clients/run.py
+
 .PHONY: check
 check: $(READY) ## Format, lint, types, imports, the quick unit tests: under a minute
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && echo "check: format and lint are clean"

@@ -11,6 +11,7 @@ from services.fake_gcs import FakeGcs
 from services.iceberg_rest import IcebergRest
 from services.install import RECIPES
 from services.minio import Minio
+from services.postgres import Postgres, programs
 
 collect_ignore_glob = [] if os.environ.get("ISTER_TEST_SERVICES") == "1" else ["test_*.py"]
 
@@ -33,6 +34,15 @@ def minio():
 @pytest.fixture(scope="module")
 def iceberg_rest(minio):
     with IcebergRest(need("iceberg-rest"), minio) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    place = programs()
+    if isinstance(place, str):
+        pytest.skip(place)
+    with Postgres(place) as server:
         yield server
 
 
