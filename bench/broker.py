@@ -200,12 +200,22 @@ async def following(client: Client, topic: str, deliveries: list[Deliveries]) ->
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+class ProducerFailedError(Exception):
+    """The producer's process has ended, and has said why."""
+
+
 async def e2e_round(broker: BrokerProcess, floor: str, number: int, figures: Figures) -> None:
     """Send from a process of its own, to the floor and to the broker, and receive in this one."""
     topic = f"/default/e2e-{number}"
     await create_topic(broker, topic)
     for target, prefix in (floor, "floor_"), (broker.target, ""):
-        times = await e2e_times(target, topic)
+        try:
+            times = await e2e_times(target, topic)
+        except ProducerFailedError:
+            if not prefix:
+                raise
+            show("the floor cancelled calls of its producer, as it does under load: this round has no figure of it")
+            continue
         figures.note(f"{prefix}e2e_1000_p50_us", times[len(times) // 2])
         figures.note(f"{prefix}e2e_1000_p99_us", times[len(times) * 99 // 100])
 
@@ -221,9 +231,11 @@ async def e2e_times(target: str, topic: str) -> list[float]:
         )
         assert await process.stdout.readline() == b"ready\n", "the producer does not start"
         gc.collect()
+        gc.freeze()  # the broker is measured, not this process's collector
         began = time.perf_counter() + 0.1
         await process.communicate(b"%r\n" % began)
-        assert process.returncode == 0, "the producer failed"
+        if process.returncode:
+            raise ProducerFailedError
         await deliveries.complete(60)
     return sorted((at - began - index / RATE) * 1e6 for index, at in deliveries.at.items())
 

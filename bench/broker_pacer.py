@@ -20,6 +20,7 @@ async def main(target: str, topic: str, rate: int, count: int, payload_bytes: in
     print("ready", flush=True)
     began = float(sys.stdin.readline())
     gc.collect()
+    gc.freeze()  # the broker is measured, not this process's collector
     sends: list[asyncio.Task[None]] = []
     for number in range(count):
         wait = began + number / rate - time.perf_counter()

@@ -7,7 +7,6 @@ every topic is there: a client that is told "not found" gives up.
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from ister.broker.admin_namespaces import AdminNamespaces
 from ister.broker.admin_topics import AdminTopics
 from ister.broker.binding import serve as bind
 from ister.broker.broker import Broker
+from ister.broker.collecting import Collecting
 from ister.broker.consuming import Consuming
 from ister.broker.discovery import Discovery
 from ister.broker.holders import announce_owner, owner_of
@@ -147,9 +147,9 @@ class Serving:
                 if announce is not None:
                     await announce(self.broker.url)
                 self._missing = []
-                # A full collection walks all that was imported and recovered, for 60 to 100 ms; these stay for ever.
-                gc.collect()
-                gc.freeze()
+                collecting = Collecting()
+                collecting.start()
+                stack.callback(collecting.stop)
                 topics = self.broker.topics.values()
                 problems = {topic.text: str(topic.problem) for topic in topics if topic.problem is not None}
                 admin_url = f"http://{_shown(ports.host)}:{self._admin.port}"

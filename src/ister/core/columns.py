@@ -251,13 +251,13 @@ def rebuild_frames(batch: pa.RecordBatch) -> tuple[Chunk, int]:
     ends, bad = _measure(columns, rows)
     if bad >= 0:
         return Chunk(b"", 0, 0), bad
-    offsets = batch.column("topic_offset").to_numpy()
-    times = batch.column("append_time").cast(pa.int64()).to_numpy()
+    offsets = _flat(batch.column("topic_offset"))
+    times = _flat(batch.column("append_time").cast(pa.int64()))
     out = np.empty(int(ends[-1]) if rows else 0, np.uint8)
     kernels.build(0, rows, _readonly(offsets), _readonly(times), *columns, out)
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if rows else ends
     found = out[starts[:, None] + np.arange(12, 16)].copy().view("<u4").ravel()
-    differing = np.flatnonzero(found != batch.column("frame_crc").to_numpy())
+    differing = np.flatnonzero(found != _flat(batch.column("frame_crc")))
     first = int(offsets[0]) if rows else 0
     return Chunk(out.data, first, first + rows), int(differing[0]) if len(differing) else -1
 
@@ -267,11 +267,11 @@ def check_rows(batch: pa.RecordBatch) -> tuple[Chunk, int]:
     rows = batch.num_rows
     columns = _columns({name: batch.column(name) for name in SCHEMA.names if name not in ASSIGNED}, rows)
     ends, bad = _measure(columns, rows)
-    offsets = batch.column("topic_offset").to_numpy()
+    offsets = _flat(batch.column("topic_offset"))
     first = int(offsets[0]) if rows else 0
     if bad < 0:
-        times = batch.column("append_time").cast(pa.int64()).to_numpy()
-        crcs = batch.column("frame_crc").to_numpy()
+        times = _flat(batch.column("append_time").cast(pa.int64()))
+        crcs = _flat(batch.column("frame_crc"))
         scratch = np.empty(12 + FIXED_BYTES, np.uint8)
         bad = kernels.check(rows, _readonly(offsets), _readonly(times), *columns, _readonly(crcs), ends, scratch)
     return Chunk(b"", first, first + rows), bad
@@ -398,7 +398,7 @@ def _columns(cast: dict[str, pa.Array | None], rows: int) -> _Columns:
         if column is not None and column.null_count == 0:
             narrow[1] |= np.uint32(flag)
         elif column is not None and column.null_count < rows:
-            narrow[1] |= np.where(column.is_valid().to_numpy(zero_copy_only=False), np.uint32(flag), np.uint32(0))
+            narrow[1] |= _flat(column.is_valid().cast(pa.uint32())) * np.uint32(flag)
     attributes = cast["attributes"]
     if attributes is None:
         map_at, keys, items = np.zeros(rows + 1, np.int32), _nothing(0), _nothing(0)
@@ -435,8 +435,17 @@ def _cast(batch: pa.RecordBatch, name: str) -> pa.Array | None:
 def _values(column: pa.Array | None, rows: int, kind: type) -> np.ndarray:
     if column is None:
         return np.zeros(rows, kind)
-    values: np.ndarray = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
+    if not column.null_count:
+        return _flat(column)
+    values: np.ndarray = _flat(column) * _flat(column.is_valid().cast(column.type))
     return values
+
+
+def _flat(column: pa.Array) -> np.ndarray:
+    """Return a column of numbers as it lies in memory, anything for nulls; Arrow's own way imports pandas, 35 MB of it."""
+    _, data = column.buffers()
+    kind: type = column.type.to_pandas_dtype()
+    return np.frombuffer(data if data is not None else b"", kind)[column.offset : column.offset + len(column)]
 
 
 def _parts(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:

@@ -186,8 +186,6 @@ class Connection:
     def __init__(self, calls: Calls, wake: Callable[[], None], *, streams_max: int = STREAMS_MAX) -> None:
         self.streams: dict[int, Stream] = {}
         self.window_out = WINDOW_START
-        self.pongs = 0
-        """Answers to our pings."""
         self.pings = 0
         """Pings since we last sent anything of a call."""
         self.going = False
@@ -491,9 +489,7 @@ class Connection:
     def _take_ping(self, flags: int, body: bytes) -> None:
         if len(body) != 8:  # as the protocol has it
             raise BrokenProtocolError(Code.FRAME_SIZE_ERROR, "a ping has eight bytes")
-        if flags & ACK:
-            self.pongs += 1
-        else:
+        if not flags & ACK:
             self.pings += 1
             self.send(frame(PING, ACK, 0, body))
 

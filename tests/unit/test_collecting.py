@@ -1,0 +1,49 @@
+"""What stays is walked over once more at most, and only so often."""
+
+import gc
+
+import pytest
+
+from ister.broker import collecting
+from ister.broker.collecting import Collecting
+
+
+@pytest.fixture
+def started(monkeypatch):
+    one = Collecting()
+    one.start()
+    yield one
+    one.stop()
+    gc.unfreeze()
+
+
+def test_what_a_long_collection_finds_alive_is_set_aside_and_a_short_one_changes_nothing(started, monkeypatch):
+    alive = [[number] for number in range(1000)]
+    monkeypatch.setattr(collecting, "LONG_S", 1000)
+    before = gc.get_freeze_count()
+    gc.collect()
+    assert gc.get_freeze_count() <= before
+    monkeypatch.setattr(collecting, "LONG_S", -1)
+    gc.collect(1)
+    assert gc.get_freeze_count() <= before, "only full collections are long"
+    gc.collect()
+    assert gc.get_freeze_count() >= before + len(alive)
+
+
+def test_it_comes_to_an_end(started, monkeypatch):
+    monkeypatch.setattr(collecting, "LONG_S", -1)
+    for _ in range(collecting.TIMES_MAX + 3):
+        gc.collect()
+    before = gc.get_freeze_count()
+    alive = [[number] for number in range(1000)]
+    gc.collect()
+    assert gc.get_freeze_count() <= before, f"{len(alive)} are left to the collector"
+
+
+def test_after_the_stop_nobody_listens():
+    one = Collecting()
+    one.start()
+    assert one._collected in gc.callbacks
+    one.stop()
+    assert one._collected not in gc.callbacks
+    gc.unfreeze()
