@@ -136,7 +136,8 @@ class Calls:
             self._let_go(call)
             self._start(call, body)
         elif self._held > HELD_BYTES_MAX:
-            self._refuse(call, LimitError("the broker has too many requests that are not complete; try again"))
+            error = LimitError("the broker has too many requests that are not complete; try again")
+            self._refuse(call, *status_of(error))
         else:
             self._check_size(call)
 
@@ -149,18 +150,20 @@ class Calls:
         announced = int.from_bytes(call.parts[0][1:PREFIX_BYTES])
         size = max(announced, call.size - PREFIX_BYTES)
         if size > self._limit:
-            self._refuse(call, _too_large(call.method.takes, size, self._limit))
+            self._refuse(call, *status_of(_too_large(call.method.takes, size, self._limit)))
 
-    def _refuse(self, call: Call, error: IsterError) -> None:
-        self._let_go(call)
-        if call.timer is not None:
-            call.timer.cancel()
-        self._fail(call.method.name, call, error)
+    def _refuse(self, call: Call, code: StatusCode, text: str) -> None:
+        """End a call that was never run."""
+        self._done(call)
+        self.count(call.method.name, code.name)
+        call.end(code, text)
 
     def _feed(self, call: Call) -> None:
         if call.inbox is None:
             call.inbox = asyncio.Queue()
             self._start(call, b"")
+        if call.task is None:
+            return  # it was refused
         call.inbox.put_nowait(call.stream.body)
         call.size += len(call.stream.body)
         self._held += len(call.stream.body)
@@ -177,9 +180,7 @@ class Calls:
         if call.task is not None:
             self._cancel(call, call.task)
         else:
-            self._let_go(call)
-            self.count(call.method.name, StatusCode.DEADLINE_EXCEEDED.name)
-            call.end(StatusCode.DEADLINE_EXCEEDED, "the request did not come in time")
+            self._refuse(call, StatusCode.DEADLINE_EXCEEDED, "the request did not come in time")
 
     def abandon(self, call: Call) -> None:
         """End a call whose client has gone."""
@@ -205,8 +206,7 @@ class Calls:
 
     def _start(self, call: Call, body: bytes) -> None:
         if self.stopping:
-            self.count(call.method.name, StatusCode.UNAVAILABLE.name)
-            call.end(StatusCode.UNAVAILABLE, STOPPING)
+            self._refuse(call, StatusCode.UNAVAILABLE, STOPPING)
             return
         task = asyncio.get_running_loop().create_task(call.method.answer(call, body))
         call.task = task

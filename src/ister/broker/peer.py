@@ -135,23 +135,19 @@ class Peer(asyncio.Protocol):
         """Find the method of a call; what is no call of ours is refused."""
         request = stream.request
         method = self._calls.methods.get(request.path)
-        if method is not None and request.method == "POST" and not request.problem:
-            if request.content_type.startswith("application/grpc"):
-                call = Call(stream, method, self._address)
-                stream.call = call
-                if request.timeout_s is not None:
-                    call.timer = self._loop.call_later(request.timeout_s, self._calls.expire, call)
-                return
-            stream.started = True
-            stream.end(headers.refusal(415))
-        elif not request.content_type.startswith("application/grpc") or request.method != "POST":
+        if not request.content_type.startswith("application/grpc") or request.method != "POST":
             stream.started = True
             stream.end(headers.refusal(415))
         elif request.problem:
             stream.end(headers.end(StatusCode.INTERNAL.value[0], request.problem))
-        else:
+        elif method is None:
             text = f"there is no method {request.path[:200]} here"
             stream.end(headers.ENCODINGS + headers.end(StatusCode.UNIMPLEMENTED.value[0], text))
+        else:
+            call = Call(stream, method, self._address)
+            stream.call = call
+            if request.timeout_s is not None:
+                call.timer = self._loop.call_later(request.timeout_s, self._calls.expire, call)
 
     def received(self, stream: Stream) -> None:
         """Give what came to the call."""
@@ -215,8 +211,7 @@ class Peer(asyncio.Protocol):
 
     def _judge_silence(self) -> None:
         if self._heard:
-            self._heard = False
-            self._timer = self._loop.call_later(self._pings.every_s, self._ask)
+            self._ask()
         else:
             log.info("client_gone", peer=self._address, silent_s=self._pings.every_s + self._pings.timeout_s)
             self.abort()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from ister.core.batches import Batches
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     from ister.core.message import StreamMessage
 
@@ -32,34 +34,21 @@ S = TypeVar("S", bound=Stream)
 Found = TypeVar("Found")
 
 
-class Following(ABC, Generic[S]):
+class Following(Batches, Generic[S]):
     """An endless stream of a topic's messages from its table; `async for message in reader`.
 
     Errors end a call, not the reader: the next call goes on at the same offset.
     """
 
     def __init__(self, offset: int) -> None:
+        super().__init__()
         self._next = offset
         self._stream: S | None = None
-        self._ready: Iterator[StreamMessage] = iter(())
 
     @property
     def next_offset(self) -> int:
         """The offset that will be read from the table next."""
         return self._next
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> StreamMessage:
-        for message in self._ready:
-            return message
-        self._ready = iter(await self._read())
-        return next(self._ready)
-
-    async def read(self) -> list[StreamMessage]:
-        """Return the next messages, at least one; waits for a snapshot that has some."""
-        return list(self._ready) or await self._read()
 
     async def close(self) -> None:
         """Stop reading ahead."""

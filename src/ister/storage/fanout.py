@@ -10,11 +10,12 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ister.core.batches import Batches
 from ister.core.errors import LogClosedError
 from ister.core.fanout import Limits, Seats, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     from ister.core.message import StreamMessage
 
@@ -157,7 +158,7 @@ class Fanout:
             await shared.close()
 
 
-class FanoutReader:
+class FanoutReader(Batches):
     """One subscriber: an ordered stream of messages, each once; `async for message in reader`, or `read` for a batch.
 
     Errors end a call, not the reader: the next call goes on at the same offset.
@@ -165,6 +166,7 @@ class FanoutReader:
 
     def __init__(self, fanout: Fanout, number: int, offset: int) -> None:
         """Use `Fanout.subscribe`."""
+        super().__init__()
         self.news = asyncio.Event()
         self._fanout = fanout
         self._number = number
@@ -172,7 +174,6 @@ class FanoutReader:
         self._queue: deque[_Waiting] = deque()
         self._failure: Exception | None = None
         self._alone: FollowingReader | None = None
-        self._ready: Iterator[StreamMessage] = iter(())
         self._closed = False
 
     @property
@@ -189,19 +190,6 @@ class FanoutReader:
     def waiting(self) -> int:
         """How many messages are in its queue."""
         return sum(len(waiting.messages) for waiting in self._queue)
-
-    def __aiter__(self) -> FanoutReader:
-        return self
-
-    async def __anext__(self) -> StreamMessage:
-        for message in self._ready:
-            return message
-        self._ready = iter(await self._read())
-        return next(self._ready)
-
-    async def read(self) -> list[StreamMessage]:
-        """Return the next messages, at least one; waits for some."""
-        return list(self._ready) or await self._read()
 
     async def close(self) -> None:
         """Leave; whoever reads on gets LogClosedError."""

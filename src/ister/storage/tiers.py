@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from ister.cloud.proof import prove
+from ister.core.batches import Batches
 from ister.core.errors import (
     CorruptLogError,
     CorruptObjectError,
@@ -28,8 +29,6 @@ from ister.core.offsets import StartPosition
 from ister.core.segment import parse_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ister.cloud import CloudReader, Uploader
     from ister.core.message import StreamMessage
     from ister.storage.table_tier import TableTier
@@ -162,7 +161,7 @@ class TierLog(Protocol):
         ...
 
 
-class TieredReader:
+class TieredReader(Batches):
     """An ordered stream of messages; `async for message in reader`, or `await reader.read()` for a batch.
 
     It waits at the end of a log that goes on, and ends where one that was only looked at ends.
@@ -173,11 +172,11 @@ class TieredReader:
     ) -> None:
         if wal.closed:
             raise LogClosedError(wal.config.name)
+        super().__init__()
         self._wal = wal
         self._objects = objects
         self._table = table
         self._next: int = wal.next_offset if position.at is None else position.at
-        self._ready: Iterator[StreamMessage] = iter(())
         self._from_log: LogReader | None = None
         self._from_later: LaterReader | None = None
         self._unreadable = NOTHING
@@ -188,21 +187,6 @@ class TieredReader:
     def next_offset(self) -> int:
         """The offset that will be read next; what was read already may still be in the buffer."""
         return self._next
-
-    def __aiter__(self) -> TieredReader:
-        return self
-
-    async def __anext__(self) -> StreamMessage:
-        for message in self._ready:
-            return message
-        self._ready = iter(await self._read())
-        for message in self._ready:
-            return message
-        raise StopAsyncIteration
-
-    async def read(self) -> list[StreamMessage]:
-        """Return the next messages, at least one; waits at the end of the log, or gives none where it ends."""
-        return list(self._ready) or await self._read()
 
     async def close(self) -> None:
         """Stop reading ahead."""

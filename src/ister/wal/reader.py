@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ister.core import kernels
+from ister.core.batches import Batches
 from ister.core.columns import Chunk, Scan, corrupt, messages_of, scan_run
 from ister.core.errors import CorruptLogError, LogClosedError, OffsetOutOfRangeError
 from ister.core.frame import HEADER, HEADER_BYTES
@@ -19,20 +20,18 @@ from ister.ports.ahead import ahead
 from ister.wal.directory import READ_BYTES, Segment, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ister.core.message import StreamMessage
     from ister.ports.files import File, Files
     from ister.wal.log import Wal
 
 
-class WalReader:
+class WalReader(Batches):
     """An ordered stream of messages; `async for message in reader`, or `await reader.read()` for a batch."""
 
     def __init__(self, wal: Wal, offset: int) -> None:
+        super().__init__()
         self._wal = wal
         self._next = offset
-        self._ready: Iterator[StreamMessage] = iter(())
         self._place: tuple[int, int, int] = (-1, 0, 0)
         self._ahead: asyncio.Future[tuple[Chunk, Scan, int]] | None = None
 
@@ -40,20 +39,6 @@ class WalReader:
     def next_offset(self) -> int:
         """The offset that will be read from the log next; what was read already may still be in the buffer."""
         return self._next
-
-    def __aiter__(self) -> WalReader:
-        return self
-
-    async def __anext__(self) -> StreamMessage:
-        for message in self._ready:
-            return message
-        self._ready = iter(await self._read())
-        return next(self._ready)
-
-    async def read(self) -> list[StreamMessage]:
-        """Return the next messages, at least one, about a MiB at most; waits at the end of the log."""
-        ready = list(self._ready)
-        return ready or await self._read()
 
     async def read_frames(self) -> tuple[bytes, Scan]:
         """Return the next frames as they are stored, checked, with what was found in them."""
