@@ -22,6 +22,7 @@ import yaml
 from danube import DanubeClientBuilder
 
 from interop.raw import Raw
+from services.ports import free_ports
 
 READY_S = 120.0
 STOP_S = 60.0
@@ -41,7 +42,7 @@ class Broker:
 
     def __init__(self, config: dict | None = None, *, descriptors: int | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="broker-"))
-        self.port = self.admin_port = self.prom_port = 0
+        self.port, self.admin_port, self.prom_port, _ = free_ports(4)  # the last one for metrics of the pipeline
         given = config or {}
         self.config = given | {"broker": QUICK | given.get("broker", {})}
         self.descriptors = descriptors

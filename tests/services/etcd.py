@@ -3,25 +3,19 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from services.ports import free_ports
+
 BINARIES = Path(sys.executable).parent
 READY_S = 30
-
-
-def free_ports(count):
-    """Return ports that nobody listens on; all are held until the last is found, so they differ."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listening.getsockname()[1] for listening in sockets]
 
 
 class Etcd:

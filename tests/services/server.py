@@ -14,7 +14,7 @@ from typing import Self
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from services.etcd import free_ports
+from services.ports import free_ports
 
 READY_S = 90  # Azurite takes fifteen seconds on a machine with nothing else to do
 

@@ -17,8 +17,9 @@ from ister.core.errors import (
 )
 from ister.ports.metadata import Entry
 from ister.ports.metadata.etcd import EtcdMetadata
-from services.etcd import Etcd, free_ports
+from services.etcd import Etcd
 from services.metadata_contract import run, take, until
+from services.ports import free_ports
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 from ister.cli.exits import CheckFailedError, error_of
+from ister.cli.ports import free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +46,7 @@ class DemoBroker:
         self.url = ""
         self.start_seconds = 0.0
         self._directory = directory
-        self._ports = {"broker": 0, "admin": 0}
+        self._ports = dict(zip(("broker", "admin"), free_ports(2), strict=True))
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
