@@ -1,7 +1,11 @@
-"""Keep Python's collector of garbage from walking, again and again, what stays for ever: everyone waits while it does."""
+"""Keep Python's collector of garbage from walking, again and again, what stays for ever: everyone waits while it does.
+
+And give back to the system what starting took and no longer needs: opening a thousand topics leaves 15 MB of holes.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
 from typing import Final
@@ -23,6 +27,7 @@ class Collecting:
         """Collect, and set aside what is left."""
         gc.collect()
         gc.freeze()
+        give_back()
         gc.callbacks.append(self._collected)
 
     def stop(self) -> None:
@@ -37,3 +42,10 @@ class Collecting:
         elif time.perf_counter() - self._began > LONG_S and self._left:
             self._left -= 1
             gc.freeze()
+
+
+def give_back() -> None:
+    """Return free memory to the system, where its C library can (glibc); elsewhere do nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -19,6 +19,9 @@ from ister.core.frame import (
     FLAG_ROUTING_KEY,
     FLAG_SCHEMA_ID,
     FLAG_SCHEMA_VERSION,
+    HEADER,
+    HEADER_BYTES,
+    KIND_MESSAGE,
     decode_body,
 )
 from ister.core.message import NO_ATTRIBUTES, MsgID, StreamMessage
@@ -30,6 +33,8 @@ Frames = bytes | bytearray | memoryview
 """A run of whole frames."""
 
 NO_LIMIT = 2**63 - 1
+FEW_ROWS = 4
+"""Up to so many messages are built one by one: that takes 4 us each, the arrays for a run of them take 25 us."""
 
 SCHEMA = pa.schema(
     [
@@ -182,8 +187,8 @@ def messages_in(chunk: Chunk, topic_name: str, *, at: int = 0) -> list[StreamMes
     """
     data, first, stop = chunk
     rows = stop - first
-    if not rows:
-        return []
+    if rows <= FEW_ROWS:
+        return _few_messages(data, at, first, rows, topic_name)
     raw = bytes(data)
     wide = np.empty((4, rows), np.uint64)
     places = np.empty((3, rows), np.int64)
@@ -221,6 +226,18 @@ def messages_in(chunk: Chunk, topic_name: str, *, at: int = 0) -> list[StreamMes
         for row in np.flatnonzero(places[0] < 0).tolist():
             messages[row] = decode_body(view[-bodies[row] : stops[row]], offsets[row], topic_name)
     return messages
+
+
+def _few_messages(data: Frames, at: int, first: int, rows: int, topic_name: str) -> list[StreamMessage]:
+    view = memoryview(data)
+    found: list[StreamMessage] = []
+    while len(found) < rows:
+        _, length, _ = HEADER.unpack_from(view, at)
+        body = view[at + HEADER_BYTES : at + HEADER_BYTES + length]
+        if body[0] == KIND_MESSAGE:
+            found.append(decode_body(body, first + len(found), topic_name))
+        at += HEADER_BYTES + length
+    return found
 
 
 def encode_columns(batch: pa.RecordBatch, offset: int, append_time_us: int, *, bytes_max: int) -> Iterator[Chunk]:
