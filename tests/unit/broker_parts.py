@@ -115,12 +115,10 @@ class Client:
                 await opened.stop()
 
     async def ack(self, message, subscription="s"):
-        await self.consuming.ack(AckRequest(request_id=3, msg_id=message.msg_id, subscription_name=subscription))
+        self.consuming.ack(AckRequest(request_id=3, msg_id=message.msg_id, subscription_name=subscription))
 
     async def nack(self, message, subscription="s", **fields):
-        await self.consuming.nack(
-            NackRequest(request_id=3, msg_id=message.msg_id, subscription_name=subscription, **fields)
-        )
+        self.consuming.nack(NackRequest(request_id=3, msg_id=message.msg_id, subscription_name=subscription, **fields))
 
 
 class Receiving:

@@ -294,9 +294,9 @@ def test_acknowledgements_that_nobody_expects_are_fine_and_those_for_nothing_are
                 with pytest.raises(UnknownPlaceError):
                     await client.nack(message)
             with pytest.raises(InvalidRequestError):
-                await client.consuming.ack(AckRequest(subscription_name="s"))
+                client.consuming.ack(AckRequest(subscription_name="s"))
             with pytest.raises(InvalidRequestError):
-                await client.consuming.nack(NackRequest(subscription_name="s"))
+                client.consuming.nack(NackRequest(subscription_name="s"))
 
     run(act())
 

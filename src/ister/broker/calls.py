@@ -16,7 +16,7 @@ from grpc import StatusCode
 from ister.broker.http2 import headers
 from ister.broker.http2.frames import Code
 from ister.broker.http2.messages import PREFIX_BYTES, MessageError, only_message, take_messages
-from ister.broker.service import Exchange, ServerStream, Unary, wants_call
+from ister.broker.service import Exchange, Prompt, ServerStream, Unary, wants_call
 from ister.broker.status import INTERNAL_TEXT, status_of
 from ister.core.errors import InvalidRequestError, IsterError, LimitError
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from ister.broker.http2.connection import Stream
+    from ister.broker.service import Method as Described
 
     Answering: TypeAlias = Callable[["Call", bytes], Coroutine[Any, Any, None]]
+    Replying: TypeAlias = Callable[["Call", bytes], None]
 
 HELD_BYTES_MAX: Final = 256 * 1024 * 1024
 """What all requests together may take that are not complete."""
@@ -80,12 +82,22 @@ class Call:
 class Method:
     """A method that is bound: its name, and what runs it."""
 
-    __slots__ = ("answer", "gathers", "name", "takes")
+    __slots__ = ("answer", "gathers", "name", "reply", "takes")
 
-    def __init__(self, name: str, takes: type[Message], answer: Answering, *, gathers: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        takes: type[Message],
+        answer: Answering | None,
+        reply: Replying | None = None,
+        *,
+        gathers: bool = True,
+    ) -> None:
         self.name = name
         self.takes = takes.DESCRIPTOR.full_name
         self.answer = answer
+        """What runs it in a task of its own; or else `reply`, which runs it at once."""
+        self.reply = reply
         self.gathers = gathers
         """Whether it is run when the request is complete; else at once, and it takes from `inbox` what comes."""
 
@@ -103,13 +115,15 @@ class Calls:
         self._streams: set[asyncio.Task[None]] = set()
         self._finishing: set[asyncio.Task[Message]] = set()
 
-    def bind(self, name: str, method: Unary | ServerStream | Exchange) -> None:
+    def bind(self, name: str, method: Described) -> None:
         """Serve a method under its full name."""
         match method:
             case Unary():
-                bound = Method(name, method.request, self._unary(name, method), gathers=True)
+                bound = Method(name, method.request, self._unary(name, method))
+            case Prompt():
+                bound = Method(name, method.request, None, self._prompt(name, method))
             case ServerStream():
-                bound = Method(name, method.request, self._stream(name, method), gathers=True)
+                bound = Method(name, method.request, self._stream(name, method))
             case Exchange():
                 bound = Method(name, method.request, self._exchange(name, method), gathers=False)
         self.methods[f"/{name}"] = bound
@@ -208,7 +222,12 @@ class Calls:
         if self.stopping:
             self._refuse(call, StatusCode.UNAVAILABLE, STOPPING)
             return
-        task = asyncio.get_running_loop().create_task(call.method.answer(call, body))
+        method = call.method
+        if method.reply is not None:
+            method.reply(call, body)
+            return
+        assert method.answer is not None, "it has the one or the other"
+        task = asyncio.get_running_loop().create_task(method.answer(call, body))
         call.task = task
         self.running.add(task)
 
@@ -271,6 +290,24 @@ class Calls:
                 self._done(call)
 
         return answer
+
+    def _prompt(self, name: str, method: Prompt) -> Replying:
+        decode = _decoder(method.request, self._limit)
+        handler, rpcs, ok, limit = method.handler, self._rpcs, (f"/{name}", "OK"), self._limit
+        rpcs.setdefault(ok, 0)
+
+        def reply(call: Call, body: bytes) -> None:
+            stream = call.stream
+            try:
+                response = handler(decode(only_message(body, stream.request.encoding, limit)))
+                stream.answer(response.SerializeToString())
+                rpcs[ok] += 1
+            except Exception as error:  # noqa: BLE001  # the root of a call
+                self._fail(name, call, error)
+            finally:
+                self._done(call)
+
+        return reply
 
     def _finisher(self, name: str, handler: Any) -> Callable[..., Coroutine[Any, Any, Message]]:
         """Let a handler run to its end when its client goes away."""

@@ -19,7 +19,7 @@ from danube.proto.DanubeApi_pb2 import StreamMessage as WireMessage
 
 from ister.broker import ids
 from ister.broker.records import SubscriptionRecord
-from ister.broker.service import ServerStream, Service, Unary
+from ister.broker.service import Prompt, ServerStream, Service, Unary
 from ister.broker.subscription import ReliableSubscription
 from ister.broker.texts import check_name
 from ister.core.dispatch import SubscriptionType
@@ -62,8 +62,8 @@ class Consuming:
             (
                 Unary("Subscribe", self.subscribe, ConsumerRequest, ConsumerResponse, finishes=True),
                 ServerStream("ReceiveMessages", self.receive_messages, ReceiveRequest, WireMessage),
-                Unary("Ack", self.ack, AckRequest, AckResponse),
-                Unary("Nack", self.nack, NackRequest, NackResponse),
+                Prompt("Ack", self.ack, AckRequest, AckResponse),
+                Prompt("Nack", self.nack, NackRequest, NackResponse),
             ),
         )
 
@@ -179,7 +179,7 @@ class Consuming:
 
     # --- acknowledging ------------------------------------------------------------------------------------------------
 
-    async def ack(self, request: AckRequest) -> AckResponse:
+    def ack(self, request: AckRequest) -> AckResponse:
         """Take an acknowledgement; one that nobody waits for is fine."""
         if not request.HasField("msg_id"):
             raise InvalidRequestError("msg_id is missing")
@@ -188,7 +188,7 @@ class Consuming:
             subscription.ack(request.msg_id.topic_offset)
         return AckResponse(request_id=request.request_id)
 
-    async def nack(self, request: NackRequest) -> NackResponse:
+    def nack(self, request: NackRequest) -> NackResponse:
         """Take a negative acknowledgement; the message comes again, later."""
         if not request.HasField("msg_id"):
             raise InvalidRequestError("msg_id is missing")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
 
-from ister.broker.service import Exchange, ServerStream, Service, wants_call
+from ister.broker.service import Exchange, Prompt, ServerStream, Service, wants_call
 from ister.core.errors import PreconditionError
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def _method(service: str, method: Method, look: Callable[[], Awaitable[None]], o
     name = f"{service}/{method.name}"
     if name in AT_ONCE:
         return method
+    assert not isinstance(method, Prompt), "whoever must look first, or ask for the owner, waits"
 
     async def refuse_call(request: Message) -> Message:
         del request

@@ -1,6 +1,6 @@
 """What a service is, whatever carries it: names, handlers, and the types that go in and out.
 
-A handler is an async function from one message to one message, or to a stream of them. It raises the errors of
+A handler is an async function from one message to one message, or to a stream of them; a plain one where it never waits. It raises the errors of
 core/errors.py and knows no transport; a binding attaches it to one (binding.py, and status.py for the errors).
 """
 
@@ -56,6 +56,19 @@ class Unary:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """A method with one answer that never waits: its handler is a plain function, run where the request is read.
+
+    Without a task it costs half. For what is called once for each message.
+    """
+
+    name: str
+    handler: Callable[[Any], Message]
+    request: type[Message]
+    response: type[Message]
+
+
+@dataclass(frozen=True, slots=True)
 class ServerStream:
     """A method whose answer is a stream: messages, or the bytes of messages that are encoded already.
 
@@ -78,7 +91,7 @@ class Exchange:
     response: type[Message]
 
 
-Method: TypeAlias = Unary | ServerStream | Exchange
+Method: TypeAlias = Unary | Prompt | ServerStream | Exchange
 
 
 @dataclass(frozen=True, slots=True)
