@@ -17,7 +17,7 @@ from ister.cli.demo_broker import DemoBroker
 from ister.cli.demo_history import SHOPS, History, Received, Subscription, check_replay, key_of, order
 from ister.cli.exits import CheckFailedError
 
-LIMIT_S = 120
+LIMIT_S = 600
 ISTER = [sys.executable, "-c", "from ister.cli import main; main()"]
 
 
