@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from broker_client import Client
+from broker_e2e import Deliveries, e2e_round
 from broker_process import BrokerProcess, floor_server
 from figures import Figures, show
 from ister.rpc import danube_admin_pb2 as admin
@@ -36,8 +36,6 @@ ROUND_MESSAGES = 100_000
 FLOOR_MESSAGES = 20_000
 ALONE = 3_000
 WINDOW = 1000
-RATE = 1000
-E2E_S = 5.0
 SUBSCRIPTIONS = 10
 FANOUT_MESSAGES = 2_000
 TOPICS = 1000
@@ -153,35 +151,6 @@ def _is_floors(_offset: int, payload: bytes) -> None:
 # --- from a producer to consumers -------------------------------------------------------------------------------------
 
 
-class Deliveries:
-    """When each message came, at one of several subscriptions; insists on every offset once, in order.
-
-    Messages are counted by what their payload says: sends that are in flight together may be stored in any order.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.at: dict[int, float] = {}
-        self._count = count
-        self._next = 0
-        self._complete = asyncio.get_running_loop().create_future()
-
-    def take(self, message) -> None:
-        now = time.perf_counter()
-        assert message.msg_id.topic_offset == self._next, f"{message.msg_id.topic_offset} came, {self._next} was due"
-        self._next += 1
-        self.at[int(message.payload)] = now
-        if self._next == self._count:
-            assert self.at.keys() == set(range(self._count)), "a message came twice"
-            self._complete.set_result(None)
-
-    def failed(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and not self._complete.done():
-            self._complete.set_exception(task.exception() or RuntimeError("the stream has ended"))
-
-    async def complete(self, timeout_s: float) -> None:
-        await asyncio.wait_for(self._complete, timeout_s)
-
-
 @asynccontextmanager
 async def following(client: Client, topic: str, deliveries: list[Deliveries]) -> AsyncIterator[None]:
     """Keep a consumer in each of so many subscriptions."""
@@ -200,44 +169,10 @@ async def following(client: Client, topic: str, deliveries: list[Deliveries]) ->
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class ProducerFailedError(Exception):
-    """The producer's process has ended, and has said why."""
-
-
-async def e2e_round(broker: BrokerProcess, floor: str, number: int, figures: Figures) -> None:
-    """Send from a process of its own, to the floor and to the broker, and receive in this one."""
+async def to_consumer(broker: BrokerProcess, number: int, figures: Figures) -> None:
     topic = f"/default/e2e-{number}"
     await create_topic(broker, topic)
-    for target, prefix in (floor, "floor_"), (broker.target, ""):
-        try:
-            times = await e2e_times(target, topic)
-        except ProducerFailedError:
-            if not prefix:
-                raise
-            show("the floor cancelled calls of its producer, as it does under load: this round has no figure of it")
-            continue
-        figures.note(f"{prefix}e2e_1000_p50_us", times[len(times) // 2])
-        figures.note(f"{prefix}e2e_1000_p99_us", times[len(times) * 99 // 100])
-
-
-async def e2e_times(target: str, topic: str) -> list[float]:
-    """Send a thousand a second, each at its moment; a message's time begins when it was due, and ends at its consumer."""
-    count = int(RATE * E2E_S)
-    deliveries = Deliveries(count)
-    pacer = [Path(__file__).with_name("broker_pacer.py"), target, topic, RATE, count, PAYLOAD_BYTES]
-    async with connected(target) as client, following(client, topic, [deliveries]):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *map(str, pacer), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
-        assert await process.stdout.readline() == b"ready\n", "the producer does not start"
-        gc.collect()
-        gc.freeze()  # the broker is measured, not this process's collector
-        began = time.perf_counter() + 0.1
-        await process.communicate(b"%r\n" % began)
-        if process.returncode:
-            raise ProducerFailedError
-        await deliveries.complete(60)
-    return sorted((at - began - index / RATE) * 1e6 for index, at in deliveries.at.items())
+    await e2e_round(broker.target, topic, figures)
 
 
 async def fanout_round(broker: BrokerProcess, number: int, figures: Figures) -> None:
@@ -298,7 +233,7 @@ async def measure(scratch: Path) -> Figures:
             "catching up", lambda number: catch_up_round(broker, floor, backlog, number * ROUND_MESSAGES, figures)
         )
         assert backlog.missing == 0, f"{backlog.missing} stored messages never came"
-        await rounds("from producer to consumer", lambda number: e2e_round(broker, floor, number, figures))
+        await rounds("from producer to consumer", lambda number: to_consumer(broker, number, figures))
         await rounds("to ten subscriptions", lambda number: fanout_round(broker, number, figures))
         figures.note("rss_busy_mb", broker.rss_mb())
     return figures
@@ -316,7 +251,7 @@ def report(figures: Figures) -> dict[str, float]:
         "unary_64_ratio": figures.median("unary_64_msgs_s") / figures.median("floor_unary_64_msgs_s"),
         "catchup_ratio": figures.median("catchup_msgs_s") / figures.median("floor_catchup_msgs_s"),
         "ack_p50_ratio": figures.median("ack_p50_us") / figures.median("floor_ack_p50_us"),
-        "e2e_p99_ratio": figures.median("e2e_1000_p99_us") / figures.median("floor_e2e_1000_p99_us"),
+        "e2e_p99_ratio": figures.median("e2e_1000_p99_us") / figures.median("relay_1000_p99_us"),
         "topics_mb": figures.median("rss_1000_topics_mb") - figures.median("rss_mb"),
     }
     print(f"{'':30}{'median':>14}{'least':>14}{'most':>14}")

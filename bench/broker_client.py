@@ -49,17 +49,17 @@ class Producer:
 
     def __init__(self, call, topic: str, name: str, number: int) -> None:
         self._call = call
-        self._name = name
-        self._id = api.MsgID(producer_id=number, topic_name=topic, broker_addr="http://127.0.0.1:6650")
+        self.name = name
+        self.id = api.MsgID(producer_id=number, topic_name=topic, broker_addr="http://127.0.0.1:6650")
 
     async def send(self, number: int, payload: bytes) -> None:
         answer = await self._call(
             api.StreamMessage(
                 request_id=number,
-                msg_id=self._id,
+                msg_id=self.id,
                 payload=payload,
                 publish_time=1_700_000_000_000,
-                producer_name=self._name,
+                producer_name=self.name,
             )
         )
         assert answer.request_id == number, "the answer is for another request"
@@ -92,11 +92,11 @@ class Consumer:
     def __init__(self, stub, subscription: str, number: int) -> None:
         self._stub = stub
         self._subscription = subscription
-        self._number = number
+        self.number = number
 
     async def drain(self, start: int, count: int, check: Callable[[int, bytes], None]) -> float:
         """Receive and acknowledge so many messages from this offset on; returns seconds."""
-        stream = self._stub.ReceiveMessages(api.ReceiveRequest(consumer_id=self._number))
+        stream = self._stub.ReceiveMessages(api.ReceiveRequest(consumer_id=self.number))
         waiting: asyncio.Queue[api.StreamMessage | None] = asyncio.Queue()
 
         async def acknowledge() -> None:
@@ -125,7 +125,7 @@ class Consumer:
 
     async def follow(self, take: Callable[[api.StreamMessage], None], started: asyncio.Event) -> None:
         """Receive and acknowledge until cancelled; `take` gets each message the moment it comes."""
-        stream = self._stub.ReceiveMessages(api.ReceiveRequest(consumer_id=self._number))
+        stream = self._stub.ReceiveMessages(api.ReceiveRequest(consumer_id=self.number))
         acks: set[asyncio.Future] = set()
         try:
             started.set()

@@ -1,8 +1,7 @@
 """What a gRPC server in Python can do at all: it answers, it streams, it keeps nothing. Imports nothing of ours.
 
 Run by bench/broker.py as a process of its own; prints its port. SendMessage is answered with the request's number.
-ReceiveMessages sends messages of PAYLOAD_BYTES without end, at most WINDOW of them not yet acknowledged; to the subscription
-"sub-0" it sends what SendMessage brings to that topic, from memory and to one consumer.
+ReceiveMessages sends messages of PAYLOAD_BYTES without end, at most WINDOW of them not yet acknowledged.
 """
 
 from __future__ import annotations
@@ -16,55 +15,29 @@ from danube.proto import DanubeApi_pb2 as api
 from danube.proto import DanubeApi_pb2_grpc as api_grpc
 
 
-class Relay:
-    """What was sent and not yet received, by topic."""
-
-    def __init__(self) -> None:
-        self.queues: dict[str, asyncio.Queue[api.StreamMessage]] = {}
-        self.offset = 0
-
-    def take(self, message: api.StreamMessage) -> None:
-        queue = self.queues.get(message.msg_id.topic_name)
-        if queue is not None:
-            message.msg_id.topic_offset = self.offset
-            self.offset += 1
-            queue.put_nowait(message)
-
-
 class Producing(api_grpc.ProducerServiceServicer):
     """Answers, and no more."""
-
-    def __init__(self, relay: Relay) -> None:
-        self._relay = relay
 
     async def CreateProducer(self, request, _context):  # noqa: N802  # the protocol's name
         return api.ProducerResponse(request_id=request.request_id, producer_id=1, producer_name=request.producer_name)
 
     async def SendMessage(self, request, _context):  # noqa: N802  # the protocol's name
-        self._relay.take(request)
         return api.MessageResponse(request_id=request.request_id)
 
 
 class Consuming(api_grpc.ConsumerServiceServicer):
     """Streams the same message again and again, within the window."""
 
-    def __init__(self, relay: Relay, window: int, payload_bytes: int) -> None:
-        self._relay = relay
+    def __init__(self, window: int, payload_bytes: int) -> None:
         self._window = window
         self._payload = bytes(payload_bytes)
         self._outstanding = 0
         self._room = asyncio.Event()
 
     async def Subscribe(self, request, _context):  # noqa: N802  # the protocol's name
-        if request.subscription == "sub-0":
-            self._relay.queues = {request.topic_name: asyncio.Queue()}
-            self._relay.offset = 0
         return api.ConsumerResponse(request_id=request.request_id, consumer_id=1, consumer_name=request.consumer_name)
 
     async def ReceiveMessages(self, _request, _context):  # noqa: N802  # the protocol's name
-        for queue in self._relay.queues.values():
-            while True:
-                yield await queue.get()
         self._outstanding = 0
         offset = 0
         while True:
@@ -95,9 +68,8 @@ class Consuming(api_grpc.ConsumerServiceServicer):
 
 async def main(window: int, payload_bytes: int) -> None:
     server = grpc.aio.server()
-    relay = Relay()
-    api_grpc.add_ProducerServiceServicer_to_server(Producing(relay), server)
-    api_grpc.add_ConsumerServiceServicer_to_server(Consuming(relay, window, payload_bytes), server)
+    api_grpc.add_ProducerServiceServicer_to_server(Producing(), server)
+    api_grpc.add_ConsumerServiceServicer_to_server(Consuming(window, payload_bytes), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     stopped = asyncio.Event()

@@ -1,37 +1,80 @@
 """A producer at a steady rate, in a process of its own as producers are. Imports nothing of ours.
 
-Run by bench/broker.py: says "ready", reads the moment to begin at (CLOCK_MONOTONIC, which all processes of a machine share),
-and sends message number i so many seconds later as the rate says, whether or not those before it are answered.
+Run by bench/broker_e2e.py: says "ready", reads the moment to begin at (CLOCK_MONOTONIC, which all processes of a machine share),
+and sends message number i so many seconds later as the rate says, whether or not those before it are answered. To a topic of
+the broker, or, without one, to the relay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import selectors
 import sys
 import time
+from typing import TYPE_CHECKING
+
+from danube.proto import DanubeApi_pb2 as api
 
 from broker_client import Client
+from wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEND = "/danube.ProducerService/SendMessage"
 
 
-async def main(target: str, topic: str, rate: int, count: int, payload_bytes: int) -> None:
-    client = Client(target)
-    producer = await client.producer(topic)
+async def pace(rate: int, count: int, payload_bytes: int, send: Callable[[int, bytes], None]) -> None:
     print("ready", flush=True)
     began = float(sys.stdin.readline())
     gc.collect()
     gc.freeze()  # the broker is measured, not this process's collector
-    sends: list[asyncio.Task[None]] = []
     for number in range(count):
         wait = began + number / rate - time.perf_counter()
         if wait > 0:
             await asyncio.sleep(wait)
-        task = asyncio.create_task(producer.send(number, b"%-*d" % (payload_bytes, number)))
-        sends.append(task)
-    await asyncio.gather(*sends)
+        send(number, b"%-*d" % (payload_bytes, number))
+
+
+async def to_broker(target: str, topic: str, *numbers: int) -> None:
+    client = Client(target)
+    attached = await client.producer(topic)
     await client.close()
+    wire = await Wire.connect(target)
+    answers: list[asyncio.Future[bytes]] = []
+
+    def send(number: int, payload: bytes) -> None:
+        message = api.StreamMessage(
+            request_id=number,
+            msg_id=attached.id,
+            payload=payload,
+            publish_time=1_700_000_000_000,
+            producer_name=attached.name,
+        )
+        answers.append(wire.call(SEND, message.SerializeToString()))
+
+    await pace(*numbers, send)
+    for number, answer in enumerate(await asyncio.gather(*answers)):
+        assert api.MessageResponse.FromString(answer).request_id == number, "the answer is for another request"
+    wire.close()
+
+
+async def to_relay(target: str, *numbers: int) -> None:
+    host, _, port = target.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    await pace(*numbers, lambda _, payload: writer.write(payload))
+    await reader.read(1)
+    writer.close()
+
+
+def precise_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop that wakes up at the moment it was told; the usual one, of whole milliseconds, is late by half of one."""
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
 if __name__ == "__main__":
-    target_, topic_, *numbers = sys.argv[1:]
-    asyncio.run(main(target_, topic_, *map(int, numbers)))
+    target_, topic_, *rest = sys.argv[1:]
+    given = map(int, rest)
+    with asyncio.Runner(loop_factory=precise_loop) as runner:
+        runner.run(to_broker(target_, topic_, *given) if topic_ else to_relay(target_, *given))

@@ -1,4 +1,4 @@
-"""Processes for bench/broker.py: the broker, as its users start it, and the server that is its floor."""
+"""Processes for bench/broker.py: the broker, as its users start it, and the servers that are its floors."""
 
 from __future__ import annotations
 
@@ -15,23 +15,33 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 import broker_floor
+import broker_relay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 READY_S = 60.0
 DESCRIPTORS = 1024
 """The soft limit that the broker gets along with."""
 
 
-@contextmanager
-def floor_server(window: int, payload_bytes: int) -> Iterator[str]:
+def floor_server(window: int, payload_bytes: int) -> AbstractContextManager[str]:
     """Run the floor's server; gives its address."""
-    command = [sys.executable, broker_floor.__file__, str(window), str(payload_bytes)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    return _server(broker_floor.__file__, str(window), str(payload_bytes))
+
+
+def relay_server() -> AbstractContextManager[str]:
+    """Run the relay; gives its address."""
+    return _server(broker_relay.__file__)
+
+
+@contextmanager
+def _server(*command: str) -> Iterator[str]:
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            assert select.select([process.stdout], [], [], READY_S)[0], "the floor's server does not start"
+            assert select.select([process.stdout], [], [], READY_S)[0], "the server does not start"
             yield f"127.0.0.1:{int(process.stdout.readline())}"
         finally:
             process.terminate()

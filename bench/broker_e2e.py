@@ -1,0 +1,150 @@
+"""How long a message takes from its producer to its consumer, at a thousand a second: three processes, each message checked.
+
+Beside the broker, in turns, a relay that only hands bytes on: what this machine takes for the way alone. And how much of the
+machine others took meanwhile (steal, as the host of a virtual machine tells it): who is stopped for 10 ms keeps a dozen
+messages waiting, and fifty of five thousand decide the 99th percentile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from danube.proto import DanubeApi_pb2 as api
+
+from broker_client import Client
+from broker_process import relay_server
+from wire import Wire
+
+if TYPE_CHECKING:
+    from figures import Figures
+
+RATE = 1000
+SECONDS = 5.0
+PAYLOAD_BYTES = 200
+COUNT = int(RATE * SECONDS)
+ACK = "/danube.ConsumerService/Ack"
+RECEIVE = "/danube.ConsumerService/ReceiveMessages"
+SUBSCRIPTION = "sub-0"
+
+
+class Deliveries:
+    """When each message came, at one of several subscriptions; insists on every offset once, in order.
+
+    Messages are counted by what their payload says: sends that are in flight together may be stored in any order.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.at: dict[int, float] = {}
+        self._count = count
+        self._next = 0
+        self._complete = asyncio.get_running_loop().create_future()
+
+    def take(self, message: api.StreamMessage) -> None:
+        self.came(message.msg_id.topic_offset, message.payload)
+
+    def came(self, offset: int, payload: bytes) -> None:
+        now = time.perf_counter()
+        assert offset == self._next, f"{offset} came, {self._next} was due"
+        self._next += 1
+        self.at[int(payload)] = now
+        if self._next == self._count:
+            assert self.at.keys() == set(range(self._count)), "a message came twice"
+            self._complete.set_result(None)
+
+    def failed(self, task: asyncio.Future[None]) -> None:
+        if not task.cancelled() and not self._complete.done():
+            self._complete.set_exception(task.exception() or RuntimeError("the stream has ended"))
+
+    async def complete(self, timeout_s: float) -> None:
+        await asyncio.wait_for(self._complete, timeout_s)
+
+
+async def e2e_round(target: str, topic: str, figures: Figures) -> None:
+    """Measure the relay and the broker, one after the other."""
+    with relay_server() as relay:
+        note(figures, "relay_1000", await relay_times(relay))
+    before = steal_s()
+    note(figures, "e2e_1000", await e2e_times(target, topic))
+    figures.note("e2e_steal_percent", (steal_s() - before) / SECONDS / (os.cpu_count() or 1) * 100)
+
+
+def note(figures: Figures, name: str, times: list[float]) -> None:
+    figures.note(f"{name}_p50_us", times[len(times) // 2])
+    figures.note(f"{name}_p99_us", times[len(times) * 99 // 100])
+
+
+async def e2e_times(target: str, topic: str) -> list[float]:
+    """Send by way of the broker, and acknowledge each message."""
+    deliveries = Deliveries(COUNT)
+    client = Client(target)
+    number = (await client.consumer(topic, SUBSCRIPTION)).number
+    await client.close()
+    wire = await Wire.connect(target)
+    wire.ended.add_done_callback(deliveries.failed)
+    acks: list[asyncio.Future[bytes]] = []
+
+    def take(data: bytes) -> None:
+        message = api.StreamMessage.FromString(data)
+        deliveries.take(message)
+        ack = api.AckRequest(
+            request_id=message.request_id, msg_id=message.msg_id, subscription_name=message.subscription_name
+        )
+        acks.append(wire.call(ACK, ack.SerializeToString()))
+
+    wire.receive(RECEIVE, api.ReceiveRequest(consumer_id=number).SerializeToString(), take)
+    times = await paced(deliveries, target, topic)
+    for answer in await asyncio.gather(*acks):
+        api.AckResponse.FromString(answer)
+    wire.close()
+    return times
+
+
+async def relay_times(target: str) -> list[float]:
+    """Send by way of the relay."""
+    deliveries = Deliveries(COUNT)
+    host, _, port = target.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"C")
+    assert await reader.readexactly(1) == b"C"
+
+    async def follow() -> None:
+        for offset in range(COUNT):
+            deliveries.came(offset, await reader.readexactly(PAYLOAD_BYTES))
+            writer.write(b"k")
+
+    following = asyncio.ensure_future(follow())
+    times = await paced(deliveries, target, "")
+    await following
+    writer.close()
+    return times
+
+
+async def paced(deliveries: Deliveries, target: str, topic: str) -> list[float]:
+    """Have a process send, each message at its moment; a message's time begins when it was due, and ends at its consumer."""
+    pacer = [Path(__file__).with_name("broker_pacer.py"), target, topic, RATE, COUNT, PAYLOAD_BYTES]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *map(str, pacer), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert await process.stdout.readline() == b"ready\n", "the producer does not start"
+    gc.collect()
+    gc.freeze()  # the broker is measured, not this process's collector
+    began = time.perf_counter() + 0.1
+    await process.communicate(b"%r\n" % began)
+    assert process.returncode == 0, "the producer has failed, and has said why"
+    await deliveries.complete(60)
+    return sorted((at - began - index / RATE) * 1e6 for index, at in deliveries.at.items())
+
+
+def steal_s() -> float:
+    """Return for how long processors of this machine were with others since it was started; 0 where nobody tells."""
+    try:
+        fields = Path("/proc/stat").read_text().partition("\n")[0].split()
+    except OSError:
+        return 0.0
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
