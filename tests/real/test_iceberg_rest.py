@@ -60,7 +60,7 @@ def test_a_topic_goes_to_a_rest_catalog_and_sql_counts_it(minio, iceberg_rest, t
     with Broker(config) as broker:
         for round_ in (1, 2):
             asyncio.run(produce(broker))
-            home = ["--config", path, "--data-dir", tmp_path]
+            home = ["--config", path, "--data-dir", tmp_path / "new" / "data"]
             done = ister("pipeline", "run", "--once", "--broker", broker.url, *home, cwd=tmp_path)
             assert done.returncode == 0, done.stderr[-4000:]
             assert "200 rows" in done.stdout, f"round {round_}: {done.stdout}"
@@ -68,6 +68,13 @@ def test_a_topic_goes_to_a_rest_catalog_and_sql_counts_it(minio, iceberg_rest, t
     table = load_catalog(name, **properties).load_table("default.orders")
     offsets = table.scan(selected_fields=("topic_offset",)).to_arrow()["topic_offset"]
     assert (len(offsets), pc.count_distinct(offsets).as_py(), table.properties["ister.upto"]) == (400, 400, '{"0":400}')
+    stray = f"{table.location()}/data/stray.parquet"
+    with table.io.new_output(stray).create() as file:
+        file.write(b"young")
+    for word in ("compact", "manifests", "expire", "orphans"):
+        done = ister("lake", word, *home, cwd=tmp_path)
+        assert done.returncode == 0, f"{word}: {done.stderr[-4000:]}"
+    assert table.io.new_input(stray).exists(), "what is younger than a day may be of a commit under way"
     asked = ister("sql", "SELECT count(*) AS n FROM default.orders", "-o", "json", *home, cwd=tmp_path)
     assert asked.returncode == 0, asked.stderr[-4000:]
     assert '"n":400' in asked.stdout.replace(" ", "")

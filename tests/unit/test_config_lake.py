@@ -371,9 +371,12 @@ def test_google_and_azure_are_reached_by_their_own_names(tmp_path):
     gcs = read(
         section("wal_cloud.cloud", f"backend: gcs\nroot: gs://b\nproject: p\ncredentials_path: {tmp_path}/c")
     ).config
-    assert file_properties(gcs) == {"gcs.project-id": "p"}
+    assert file_properties(gcs).items() >= {"gcs.project-id": "p", "gcs.credentials-path": f"{tmp_path}/c"}.items()
     assert lake_environment(gcs) == {"GOOGLE_APPLICATION_CREDENTIALS": f"{tmp_path}/c"}
     assert conf(gcs)["io-impl"] == "org.apache.iceberg.gcp.gcs.GCSFileIO"
+    text = read(section("wal_cloud.cloud", "backend: gcs\nroot: gs://b\ncredentials_json: '{}'")).config
+    with pytest.raises(InvalidConfigError, match=r"credentials_json.*name that in wal_cloud\.cloud\.credentials_path"):
+        file_properties(text)
     text = "backend: azblob\nroot: c\naccount_name: me\naccount_key: ${SECRET}\nendpoint: http://127.0.0.1:10000/me"
     azure = read(section("wal_cloud.cloud", text), KEYS).config
     _, python = catalog_properties(azure)

@@ -141,7 +141,7 @@ def tell_secrets(config: Config) -> None:
     """Put secrets into the environment, which Python workers on this machine inherit; on a cluster its owner does that."""
     _, properties = catalog_properties(config)
     public = file_properties(config)
-    files = {name: v for name, v in properties.items() if name.startswith(FILE_PROPERTIES) and name not in public}
+    files = {name: v for name, v in properties.items() if name.startswith(FILE_PROPERTIES) and public.get(name) != v}
     secrets = {"files": files, "options": config.wal_cloud.cloud.secret_options()}
     os.environ.setdefault(SECRETS_VARIABLE, json.dumps(secrets))
 

@@ -31,6 +31,8 @@ FILE_IO = {
     "gs": "org.apache.iceberg.gcp.gcs.GCSFileIO",
     "abfss": "org.apache.iceberg.azure.adlsv2.ADLSFileIO",
 }
+# PyIceberg's own reach no GCS without credentials, and no Azure at all unless adlfs is installed.
+STORE_FILES = "ister.lake.files.StoreFileIO"
 SCHEME_OF = {"s3": "s3", "gcs": "gs", "azblob": "abfss"}
 # No namespace has a dot in its name, so no object of a log lies below it.
 WAREHOUSE_IN_BUCKET = "lake.warehouse"
@@ -92,14 +94,24 @@ def file_properties(config: Config) -> dict[str, str]:
                 "s3.force-virtual-addressing": "true" if cloud.virtual_host_style else None,
             }
         case "gs" if cloud.backend == "gcs":
-            found = {"gcs.service.host": cloud.endpoint, "gcs.project-id": cloud.project}
-        case "abfss" if cloud.backend == "azblob":
-            found = {"adls.account-name": cloud.account_name}
-            if cloud.endpoint is not None and not cloud.endpoint.endswith(".blob.core.windows.net"):
-                scheme, _, place = cloud.endpoint.partition("://")
-                authority = place.partition("/")[0]
-                found |= {"adls.blob-storage-authority": authority, "adls.blob-storage-scheme": scheme}
-                found |= {"adls.dfs-storage-authority": authority, "adls.dfs-storage-scheme": scheme}
+            path = cloud.credentials_path
+            if cloud.credentials_json is not None and path is None:
+                raise InvalidConfigError(
+                    "wal_cloud.cloud.credentials_json",
+                    "serves objects and no tables, whose library reads a file: "
+                    "write it to one, and name that in wal_cloud.cloud.credentials_path instead",
+                )
+            found = {
+                "py-io-impl": STORE_FILES,
+                "gcs.service.host": cloud.endpoint,
+                "gcs.project-id": cloud.project,
+                "gcs.anonymous": "true" if cloud.anonymous else None,
+                "gcs.credentials-path": None if path is None else str(path.absolute()),
+            }
+        case "gs":
+            found = {"py-io-impl": STORE_FILES}
+        case "abfss":
+            found = {"py-io-impl": STORE_FILES, **_azure_account(config)}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -111,7 +123,11 @@ def catalog_properties(config: Config) -> tuple[str, dict[str, str]]:
         case "rest":
             found |= {"uri": catalog.uri, "credential": _shown(catalog.credential), "token": _shown(catalog.token)}
         case "glue":
-            found |= {"glue.endpoint": catalog.uri, "glue.region": catalog.region}
+            found |= {"glue.endpoint": catalog.uri, "glue.region": catalog.region or cloud.region}
+            if _files(config) == "s3" and cloud.backend == "s3":  # as Java does, by the environment
+                found |= {"glue.access-key-id": _shown(cloud.access_key), "glue.profile-name": cloud.profile}
+                found |= {"glue.secret-access-key": _shown(cloud.secret_key)}
+                found |= {"glue.session-token": _shown(cloud.session_token)}
         case "sql" if (place := _postgres(config)) is not None:
             login = ""
             if catalog.user is not None:
@@ -122,7 +138,7 @@ def catalog_properties(config: Config) -> tuple[str, dict[str, str]]:
     if _files(config) == "s3" and cloud.backend == "s3":
         found |= {"s3.access-key-id": _shown(cloud.access_key), "s3.secret-access-key": _shown(cloud.secret_key)}
         found["s3.session-token"] = _shown(cloud.session_token)
-    if _files(config) == "abfss" and cloud.backend == "azblob":
+    if _files(config) == "abfss" and _is_account_of_store(config):
         found["adls.account-key"] = _shown(cloud.account_key)
     given = {name: value for name, value in found.items() if value is not None}
     return catalog.name, given | file_properties(config) | _extra(config)
@@ -207,6 +223,40 @@ def _files(config: Config) -> str:
     """Return the scheme of data files: the warehouse's, or the object store's where a service has the warehouse."""
     place = warehouse(config) or ""
     return place.partition("://")[0] if "://" in place else SCHEME_OF.get(config.wal_cloud.cloud.backend, "file")
+
+
+def _azure_host(config: Config) -> str:
+    """Return the host in the warehouse's address, `account.dfs.core.windows.net`; nothing when there is none."""
+    return (warehouse(config) or "").partition("@")[2].partition("/")[0]
+
+
+def _is_account_of_store(config: Config) -> bool:
+    """Tell whether the account of the object store is the one that has the tables."""
+    cloud, account = config.wal_cloud.cloud, _azure_host(config).partition(".")[0]
+    return cloud.backend == "azblob" and (not account or cloud.account_name in {None, account})
+
+
+def _azure_account(config: Config) -> dict[str, str | None]:
+    """Return which account has the tables, and where it is when that is not Azure's usual place."""
+    cloud = config.wal_cloud.cloud
+    named, _, zone = _azure_host(config).partition(".")
+    account = named or cloud.account_name
+    found = {"adls.account-name": account}
+    if _is_account_of_store(config) and cloud.endpoint is not None:
+        scheme, _, place = cloud.endpoint.partition("://")
+        authority = place.partition("/")[0]
+        # The library puts the account before what begins with a dot, and into the path where there is none.
+        if authority.startswith(f"{account}."):
+            authority = authority.removeprefix(str(account))
+        found |= {"adls.blob-storage-scheme": scheme, "adls.dfs-storage-scheme": scheme}
+    elif zone:
+        authority = f".{zone.replace('dfs.', 'blob.', 1)}"
+    else:
+        return found
+    return found | {
+        "adls.blob-storage-authority": authority,
+        "adls.dfs-storage-authority": authority.replace(".blob.", ".dfs.", 1),
+    }
 
 
 def _extra(config: Config) -> dict[str, str]:

@@ -1,27 +1,39 @@
 """Files of a warehouse; on a local disk each is synced, with its directories, before anyone can refer to it.
 
-Iceberg's libraries sync nothing: after a power loss the catalog would point at metadata that is empty or gone.
+Iceberg's libraries sync nothing: after a power loss the catalog would point at metadata that is empty or gone. They also
+reach no GCS without credentials and no Azure whose address names the account.
 """
 
 from __future__ import annotations
 
+import binascii
 import io
 import os
+from base64 import b64decode
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlparse
 
-from pyiceberg.io import PY_IO_IMPL, load_file_io
+from pyarrow.fs import GcsFileSystem
+from pyiceberg.io import ADLS_ACCOUNT_KEY, GCS_SERVICE_HOST, GCS_TOKEN, PY_IO_IMPL, load_file_io
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
+from ister.core.errors import InvalidConfigError
 from ister.ports.files import OsFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyarrow.fs import FileSystem
     from pyiceberg.io import FileIO, OutputStream
 
 SYNCED = "ister.lake.files.SyncedFileIO"
+GCS_ANONYMOUS = "gcs.anonymous"
+GCS_CREDENTIALS_PATH = "gcs.credentials-path"
+GCS_CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
+GCS_PATIENCE = timedelta(seconds=30)
+"""How long a call to GCS is tried again; the library's own is a quarter of an hour, for which a tick would stand still."""
 
 _OF_FILES = ("s3.", "gcs.", "adls.", "client.", "hdfs.", PY_IO_IMPL)
 _FILES = OsFiles()  # remembers which directories are on disk
@@ -60,6 +72,39 @@ class SyncedFileIO(PyArrowFileIO):
         if not is_local(location):
             return plain
         return _SyncedFile(location, path=plain._path, fs=plain._filesystem)  # noqa: SLF001  # the library has no other way to ask
+
+
+class StoreFileIO(SyncedFileIO):
+    """PyIceberg's files, also those of GCS and Azure; `ister.config.lake` names it for these."""
+
+    @staticmethod
+    def parse_location(location: str, properties: Mapping[str, str] | None = None) -> tuple[str, str, str]:
+        """Return scheme, host and path; Azure's path begins with the container alone, without the account behind its @."""
+        scheme, host, path = SyncedFileIO.parse_location(location, dict(properties or {}))
+        if scheme in {"abfs", "abfss"}:
+            path = f"{host.partition('@')[0]}{path.removeprefix(host)}"
+        return scheme, host, path
+
+    def _initialize_azure_fs(self) -> FileSystem:
+        try:
+            b64decode(self.properties.get(ADLS_ACCOUNT_KEY, ""), validate=True)
+        except binascii.Error:  # the library would end the process
+            raise InvalidConfigError("wal_cloud.cloud.account_key", "is not base64, as keys of Azure are") from None
+        return super()._initialize_azure_fs()
+
+    def _initialize_gcs_fs(self) -> FileSystem:
+        if GCS_TOKEN in self.properties:
+            return super()._initialize_gcs_fs()
+        credentials = self.properties.get(GCS_CREDENTIALS_PATH)
+        if credentials is not None and Path(credentials).is_file():  # an executor may have others, elsewhere
+            os.environ.setdefault(GCS_CREDENTIALS_VARIABLE, credentials)  # the only way to tell the library
+        endpoint = urlparse(self.properties.get(GCS_SERVICE_HOST, ""))
+        return GcsFileSystem(
+            anonymous=self.properties.get(GCS_ANONYMOUS) == "true",
+            scheme=endpoint.scheme or None,
+            endpoint_override=endpoint.netloc or None,
+            retry_time_limit=GCS_PATIENCE,
+        )
 
 
 class _SyncedFile(PyArrowFile):

@@ -30,6 +30,7 @@ from ister.core.upkeep import (
     spelling,
     to_compact,
 )
+from ister.lake.files import is_local
 from ister.lake.snapshot import lineage_of
 from ister.pipeline.session import MAINTENANCE, in_pool
 
@@ -254,12 +255,14 @@ class Upkeep:
                 "orphan_hours", f"must be at least {ORPHAN_HOURS_MIN}; a commit under way has files too"
             )
         older_than = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._now_ms() / 1000 - hours * 3600))
+        # Of a store it is the catalog's own files that list: Hadoop knows no s3, gs or abfss without jars of its own.
+        by_prefix = "false" if is_local(self._load(name).location()) else "true"
         rows = self._call(
             name,
             Procedure.ORPHANS,
             f"remove_orphan_files(table => {_quoted(name)}, older_than => TIMESTAMP '{older_than}', dry_run => true, "
             # What differs from a live file by scheme or host alone is passed over.
-            "prefix_mismatch_mode => 'IGNORE', equal_schemes => map('s3a,s3n', 's3'))",
+            f"prefix_mismatch_mode => 'IGNORE', equal_schemes => map('s3a,s3n', 's3'), prefix_listing => {by_prefix})",
         )
         # Loaded after the listing, so that a file which has been committed meanwhile counts as live.
         table = self._load(name)

@@ -56,6 +56,7 @@ class Status:
 
     def write(self, path: Path) -> None:
         """Replace the file; whoever reads it sees the old one or the new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)  # a pipeline may be the first to use its data directory
         beside = path.with_suffix(f".{self.pid}.tmp")
         beside.write_text(json.dumps(asdict(self), separators=(",", ":")))
         beside.replace(path)
