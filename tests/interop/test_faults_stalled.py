@@ -11,6 +11,7 @@ GROWTH_MIB_MAX = 64
 WORKERS = 9
 SENDERS = 16
 PAYLOAD = bytes(1000)
+ACKS_AT_ONCE = 64
 STALLED_WINDOW = 10_000
 """So many messages of a kilobyte are more than a connection takes that nobody reads from."""
 
@@ -98,10 +99,10 @@ async def test_f34_a_stalled_consumer_costs_no_memory_and_slows_nobody(own_broke
         assert beside > 0.5 * alone, f"{alone:.0f} messages a second alone, {beside:.0f} beside a stalled consumer"
 
         began = time.monotonic()
-        for offset in range(first, first + behind):
-            message = await stalled.next(30)
-            assert message.msg_id.topic_offset == offset
-            await lazy.ack(message, "stalled")
+        for start in range(first, first + behind, ACKS_AT_ONCE):
+            messages = [await stalled.next(30) for _ in range(min(ACKS_AT_ONCE, first + behind - start))]
+            assert [message.msg_id.topic_offset for message in messages] == list(range(start, start + len(messages)))
+            await asyncio.gather(*(lazy.ack(message, "stalled") for message in messages))
         caught_up = behind / (time.monotonic() - began)
         growth = peak.mib - before
         assert growth <= GROWTH_MIB_MAX, f"{growth:.1f} MiB more once it had caught up"
@@ -111,7 +112,7 @@ async def test_f34_a_stalled_consumer_costs_no_memory_and_slows_nobody(own_broke
     tell(
         "F34",
         f"1 of {WORKERS + 1} consumers stalled {behind:,} messages behind: {growth:.1f} MiB more; {alone:.0f} messages a second "
-        f"alone, {beside:.0f} beside it; it caught up one at a time at {caught_up:.0f} a second",
+        f"alone, {beside:.0f} beside it; it caught up at {caught_up:.0f} a second",
     )
 
 
