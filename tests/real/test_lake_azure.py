@@ -7,8 +7,8 @@ import pytest
 from ister.config.lake import file_properties
 from ister.core.errors import InvalidConfigError
 from ister.lake.files import open_io
-from lake.test_glue import Story, without_providers
 from services.azurite import ACCOUNT, KEY
+from services.lake_story import Story, without_providers
 
 OTHER = base64.b64encode(b"another key, of thirty-two bytes").decode()
 

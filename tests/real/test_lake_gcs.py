@@ -6,7 +6,7 @@ import pytest
 
 from ister.config.lake import file_properties
 from ister.lake.files import open_io
-from lake.test_glue import Story, without_providers
+from services.lake_story import Story, without_providers
 
 
 @pytest.fixture
