@@ -1,7 +1,8 @@
 """What a service is, whatever carries it: names, handlers, and the types that go in and out.
 
-A handler is an async function from one message to one message, or to a stream of them; a plain one where it never waits. It raises the errors of
-core/errors.py and knows no transport; a binding attaches it to one (binding.py, and status.py for the errors).
+A handler is an async function from one message to one message, or to a stream of them; where it never waits, a plain one.
+It raises the errors of core/errors.py and knows no transport; a binding attaches it to one (binding.py, and status.py for
+the errors).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Unary:
 class Prompt:
     """A method with one answer that never waits: its handler is a plain function, run where the request is read.
 
-    Without a task it costs half. For what is called once for each message.
+    It costs no task. For what is called once for each message.
     """
 
     name: str
