@@ -3,15 +3,21 @@
 import pytest
 
 from services.lake_story import Story, without_providers
-from services.moto import shared_moto
+from services.moto import serve_moto
 
 SECRET = "testsecret"
 
 
+@pytest.fixture(scope="module")
+def moto():
+    """A server of its own: all catalogs of a Glue have the same tables, whatever their names."""
+    with serve_moto() as found:
+        yield found
+
+
 @pytest.fixture
-def story(tmp_path, monkeypatch):
+def story(moto, tmp_path, monkeypatch):
     without_providers(monkeypatch)
-    moto = shared_moto()
     bucket = moto.make_bucket()
     keys = {"access_key": "testkey", "secret_key": SECRET, "endpoint": moto.endpoint, "region": "us-east-1"}
     cloud = {"backend": "s3", "root": f"s3://{bucket}/some", **keys}

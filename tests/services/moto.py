@@ -6,7 +6,6 @@ import atexit
 import http.client
 import itertools
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from ister.ports.objects import StoreSettings
+from services.ports import free_ports
 
 START_S_MAX = 60
 LIST_PAGE = 100  # small, so that a test of paging need not put thousands
@@ -63,9 +63,7 @@ class Moto:
 @contextmanager
 def serve_moto() -> Iterator[Moto]:
     """Start a server with nothing in it, and stop it at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     command = [str(Path(sys.executable).parent / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
     environment = os.environ | {"MOTO_S3_DEFAULT_MAX_KEYS": str(LIST_PAGE)}
     quiet = subprocess.DEVNULL
