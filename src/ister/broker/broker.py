@@ -225,6 +225,14 @@ class Broker:
                 producer.seen = self._loop.time()
         return bool(texts)
 
+    def sees_consumer(self, number: int) -> bool:
+        """Tell whether a consumer is known, here or where its subscription may be taken up again; it counts as seen."""
+        found = self.consumers.get(number)
+        if found is None:
+            return self.holding is not None and number in self.holding.absent
+        found[2].seen = self._loop.time()
+        return True
+
     def partitions(self, name: TopicName) -> list[str]:
         """Return the topic itself, or its partitions in their order, or nothing."""
         if str(name) in self.topics:
@@ -316,7 +324,9 @@ class Broker:
         """Delete a topic with all its messages; a base with all its partitions."""
         part = partition_of(name)
         if part is not None and str(name) in self.topics:
-            raise PreconditionError(f"{name} is a partition; delete {part[0]}, which deletes all of them")
+            raise PreconditionError(
+                f"Cannot delete individual partition {name}; delete {part[0]}, which deletes all of them"
+            )
         async with self.changing(name):
             doomed = [self.topics[text] for text in self.partitions(name)]
             if not doomed:

@@ -212,6 +212,8 @@ class Consuming:
 
 
 def _filters(request: ConsumerRequest) -> tuple[str, ...]:
+    if int(request.subscription_type) != SubscriptionType.KEY_SHARED:
+        return ()
     if len(request.key_filters) > FILTERS_MAX:
         raise InvalidRequestError(f"key_filters are {len(request.key_filters)}, more than {FILTERS_MAX}")
     for pattern in request.key_filters:
@@ -219,8 +221,6 @@ def _filters(request: ConsumerRequest) -> tuple[str, ...]:
             raise InvalidRequestError(
                 f"a key filter has {len(pattern)} characters; 1 to {FILTER_CHARS_MAX} are allowed"
             )
-    if int(request.subscription_type) != SubscriptionType.KEY_SHARED:
-        return ()
     return tuple(request.key_filters)
 
 

@@ -58,7 +58,7 @@ class Discovery:
             case HealthCheckRequest.ClientType.Producer:
                 known = not broker.draining and broker.following is None and broker.sees_producer(request.id)
             case HealthCheckRequest.ClientType.Consumer:
-                known = request.id in broker.consumers
+                known = broker.sees_consumer(request.id)
             case other:
                 raise InvalidRequestError(f"client {other} is neither Producer (0) nor Consumer (1)")
         status = HealthCheckResponse.ClientStatus.OK if known else HealthCheckResponse.ClientStatus.CLOSE

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from ister.core.dispatch import DeadLetter
     from ister.core.failure import FailurePolicy
 
+ADDRESS_BYTES_MAX = 255
+REASON_BYTES_MAX = 512
+"""With these, all that a letter has beside the message fits into what clients take beyond the largest message."""
 POLICY_NAMES = {Poison.DEAD_LETTER: "dead_letter", Poison.DROP: "drop", Poison.BLOCK: "block"}
 
 
@@ -26,13 +29,17 @@ def letter_message(
         "x-original-subscription": subscription,
         "x-original-topic-offset": str(original.offset),
         "x-original-producer-id": str(original.msg_id.producer_id),
-        "x-original-broker-addr": original.msg_id.broker_addr,
+        "x-original-broker-addr": _cut(original.msg_id.broker_addr, ADDRESS_BYTES_MAX),
         "x-poison-policy": POLICY_NAMES[policy.poison],
         "x-delivery-attempt": str(letter.attempt),
     }
     if letter.reason:
-        attributes["x-failure-reason"] = letter.reason
+        attributes["x-failure-reason"] = _cut(letter.reason, REASON_BYTES_MAX)
     producer = ids.producer_id(target, original.producer_name)
     return original._replace(
         msg_id=MsgID(producer, target, original.msg_id.broker_addr), attributes=attributes, append_time_us=0
     )
+
+
+def _cut(text: str, bytes_max: int) -> str:
+    return text.encode()[:bytes_max].decode(errors="ignore")

@@ -54,14 +54,23 @@ class Stream:
 class Consumer:
     """A consumer that is known to its subscription, with or without an open stream."""
 
-    __slots__ = ("filters", "id", "left_at", "name", "stream")
+    __slots__ = ("filters", "id", "left_at", "name", "seen", "stream")
 
     def __init__(self, number: int, name: str, filters: tuple[str, ...], now: float) -> None:
         self.id = number
         self.name = name
         self.filters = filters
         self.stream: Stream | None = None
-        self.left_at = now
+        self.left_at = self.seen = now
+
+    def renew(self, filters: tuple[str, ...], now: float) -> None:
+        """Let it begin anew: it subscribed again, and has its grace to open a stream."""
+        self.filters = filters
+        self.left_at = self.seen = now
+
+    def is_forgotten(self, now: float, expiry_s: float) -> bool:
+        """Tell whether it has no stream, and nothing was heard of it for so long."""
+        return self.stream is None and now - max(self.left_at, self.seen) > expiry_s
 
     def is_live(self, now: float, grace_s: float) -> bool:
         """Tell whether it has a stream, or had one a moment ago."""

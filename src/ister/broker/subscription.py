@@ -135,8 +135,8 @@ class ReliableSubscription:
         if consumer is None:
             consumer = self.consumers[name] = self._by_id[number] = Consumer(number, name, filters, now)
         else:
-            consumer.filters = filters
             self._drop_stream(consumer, now)
+            consumer.renew(filters, now)
         self._dispatch.join(number, filters, now)
         self._settle()
         return consumer
@@ -272,7 +272,7 @@ class ReliableSubscription:
             room = self._rate.grant(min(room, len(self._ahead) - self._ahead_at), now)
             if not room:
                 self._alarm_at(self._rate.next_at())
-                return
+                break
             fed = self._ahead[self._ahead_at : self._ahead_at + room]
             self._ahead_at += len(fed)
             before = dispatch.cursor

@@ -14,7 +14,8 @@ from ister.core.errors import DrainingError, IsterError
 if TYPE_CHECKING:
     from ister.broker.broker import Broker
     from ister.broker.following import Following
-    from ister.broker.topic import Topic
+    from ister.broker.stream import Consumer
+    from ister.broker.topic import Subscription, Topic
 
 log = structlog.get_logger()
 
@@ -54,21 +55,19 @@ async def _sweep_topic(broker: Broker, topic: Topic, now: float) -> None:
     if broker.holding is not None:
         await broker.holding.sweep(topic, now)
     for name, subscription in list(topic.subscriptions.items()):
-        if isinstance(subscription, VolatileSubscription):
-            idle_s = now - subscription.empty_since
-            if not subscription.connected() and idle_s > settings.volatile_subscription_expiry_s:
-                async with broker.changing(topic.name):
-                    # Someone may have come, or the topic may have gone, while we waited for our turn.
-                    if topic.subscriptions.get(name) is subscription and not subscription.connected():
-                        await broker.remove_subscription(topic, name)
-                continue
-        gone = [
-            consumer
-            for consumer in subscription.consumers.values()
-            if consumer.stream is None and now - consumer.left_at > settings.consumer_expiry_s
-        ]
-        if gone:
+        idle_s = settings.volatile_subscription_expiry_s
+        if isinstance(subscription, VolatileSubscription) and subscription.is_forgotten(now, idle_s):
             async with broker.changing(topic.name):
-                still = [one for one in gone if one.stream is None and one.name in subscription.consumers]
+                # Someone may have come, or the topic may have gone, while we waited for our turn.
+                if topic.subscriptions.get(name) is subscription and subscription.is_forgotten(now, idle_s):
+                    await broker.remove_subscription(topic, name)
+            continue
+        if _forgotten(subscription, now, settings.consumer_expiry_s):
+            async with broker.changing(topic.name):
+                still = _forgotten(subscription, now, settings.consumer_expiry_s)
                 if topic.subscriptions.get(name) is subscription and still:
                     await broker.forget_consumers(topic, subscription, still)
+
+
+def _forgotten(subscription: Subscription, now: float, expiry_s: float) -> list[Consumer]:
+    return [consumer for consumer in subscription.consumers.values() if consumer.is_forgotten(now, expiry_s)]

@@ -33,6 +33,8 @@ class VolatileSubscription:
         self._dispatch = VolatileDispatch(record.kind)
         self._rate = TokenBucket(rate, self._loop.time())
         self._delayed: deque[StreamMessage] = deque()
+        self._early: deque[StreamMessage] = deque()
+        """What came between Subscribe and the stream that it announces, while nobody else was there to have it."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connected(self) -> int:
@@ -43,14 +45,19 @@ class VolatileSubscription:
         """Return the consumers that have a stream, or had one a moment ago."""
         return [consumer for consumer in self.consumers.values() if consumer.is_live(now, self._grace_s)]
 
+    def is_forgotten(self, now: float, expiry_s: float) -> bool:
+        """Tell whether nobody has listened, or been heard of, for so long."""
+        heard = max((consumer.seen for consumer in self.consumers.values()), default=self.empty_since)
+        return not self.connected() and now - max(self.empty_since, heard) > expiry_s
+
     def join(self, number: int, name: str, filters: tuple[str, ...]) -> Consumer:
         """Make a consumer known; one that is known already takes over from itself."""
         consumer = self.consumers.get(name)
         if consumer is None:
             consumer = self.consumers[name] = self._by_id[number] = Consumer(number, name, filters, self._loop.time())
         else:
-            consumer.filters = filters
             self._drop_stream(consumer)
+            consumer.renew(filters, self._loop.time())
         self.empty_since = self._loop.time()
         return consumer
 
@@ -65,6 +72,8 @@ class VolatileSubscription:
         self._drop_stream(consumer)
         consumer.stream = Stream()
         self._dispatch.connect(consumer.id, consumer.filters)
+        while self._early:
+            self._deliver(self._early.popleft())
         return consumer.stream
 
     def close_stream(self, consumer: Consumer, stream: Stream) -> None:
@@ -79,7 +88,7 @@ class VolatileSubscription:
         """
         if not self._delayed and self._rate.grant(1, self._loop.time()):
             self._deliver(message)
-        elif len(self._delayed) < self._queue and self.connected():
+        elif len(self._delayed) < self._queue and self._expects():
             self._delayed.append(message)
             self._release_later()
         else:
@@ -100,13 +109,29 @@ class VolatileSubscription:
         key = message.producer_name if message.routing_key is None else message.routing_key
         chosen = self._dispatch.choose(key, self._has_room)
         if chosen is None:
-            self.dropped += 1
+            if not self.connected():
+                self._keep(message)
+            else:
+                self.dropped += 1
             return
         stream = self._by_id[chosen].stream
         assert stream is not None, "only connected consumers are chosen"
         stream.push(message)
         self.delivered += 1
         self.delivered_bytes += len(message.payload)
+
+    def _keep(self, message: StreamMessage) -> None:
+        """Hold a message for the stream that is about to open; nobody is waited for longer than his grace."""
+        if not self._expects():
+            self.dropped += len(self._early) + 1
+            self._early.clear()
+        elif len(self._early) < self._queue:
+            self._early.append(message)
+        else:
+            self.dropped += 1
+
+    def _expects(self) -> bool:
+        return bool(self.connected() or self.live(self._loop.time()))
 
     def set_rate(self, rate: int) -> None:
         """Deliver at most so many messages a second; 0: as many as are taken."""
@@ -124,6 +149,7 @@ class VolatileSubscription:
             self._timer.cancel()
             self._timer = None
         self._delayed.clear()
+        self._early.clear()
         for consumer in self.consumers.values():
             if consumer.stream is not None:
                 consumer.stream.end(failure)

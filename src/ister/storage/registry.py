@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ister.core.errors import CorruptMetadataError, FencedError
 from ister.core.names import TopicName
+from ister.core.tables import base_of
 from ister.ports.metadata.pages import entries
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class TopicRegistry:
 
         `known` is its record as it was read; TopicTakenError when it has changed since.
         """
-        record = decide_record(known, on_disk)
+        relatives = await self._relatives(topic) if known is None or known.deleted else ()
+        record = decide_record(known, on_disk, relatives)
         await self._write(topic, record, 0 if known is None else known.version)
         return record
 
@@ -85,6 +87,16 @@ class TopicRegistry:
         """Write down a topic that was found in a listing of objects; refused when there is a record."""
         await self._write(topic, TopicRecord(generation, 0), 0)
 
+    async def _relatives(self, topic: TopicName) -> list[TopicRecord]:
+        """Return the records of those that share a table with a topic: its base, and the other partitions of that."""
+        base = base_of(topic)
+        found = [] if base == topic else [await self.get(base)]
+        async for entry in entries(self._metadata, f"{self._key(base)}-part-", PAGE):
+            name = TopicName.parse(entry.key.removeprefix(self._prefix[:-1]))
+            if name != topic and base_of(name) == base:
+                found.append(_load(entry))
+        return [record for record in found if record is not None]
+
     async def _write(self, topic: TopicName, record: TopicRecord, version: int) -> None:
         content = {
             "version": VERSION,
@@ -100,18 +112,26 @@ class TopicRegistry:
         return f"{self._prefix}{topic.namespace}/{topic.topic}"
 
 
-def decide_record(known: TopicRecord | None, on_disk: Sequence[int]) -> TopicRecord:
+def decide_record(
+    known: TopicRecord | None, on_disk: Sequence[int], relatives: Sequence[TopicRecord] = ()
+) -> TopicRecord:
     """Return what a topic is opened as.
 
     A deleted generation is never used again. A generation on disk that metadata does not know means that metadata was
-    lost or is old: names on disk are the truth.
+    lost or is old: names on disk are the truth. A topic that is new joins the generation of its living relatives, the
+    partitions of the same base; one that has none gets a generation that none of them ever had, because they share a
+    table by it, and a table keeps the rows of the deleted.
     """
     newest = max(on_disk, default=0)
-    if known is None:
-        return TopicRecord(newest or 1, 1)
-    if known.deleted:
-        return TopicRecord(max(known.generation + 1, newest), known.epoch + 1)
-    return TopicRecord(max(known.generation, newest), known.epoch + 1)
+    if known is not None and not known.deleted:
+        return TopicRecord(max(known.generation, newest), known.epoch + 1)
+    if known is None and newest:
+        return TopicRecord(newest, 1)
+    living = max((record.generation for record in relatives if not record.deleted), default=0)
+    gone = [record.generation for record in relatives if record.deleted]
+    dead = max(gone if known is None else [*gone, known.generation], default=0)
+    generation = living if living > dead else dead + 1
+    return TopicRecord(max(generation, newest), 1 if known is None else known.epoch + 1)
 
 
 def _load(entry: Entry) -> TopicRecord:

@@ -1,0 +1,157 @@
+"""Who keeps his place in a subscription while he is not listening, and what is kept for him."""
+
+import asyncio
+
+import pytest
+from broker_parts import EXCLUSIVE, KEY_SHARED, SHARED, BrokerWorld, until
+from danube.proto.DanubeApi_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from ister.broker.letters import letter_message
+from ister.broker.sweeping import _sweep_topic
+from ister.config.policies import Policies
+from ister.core.dispatch import DeadLetter
+from ister.core.errors import DeniedError
+from ister.core.failure import FailurePolicy, Poison
+from ister.core.message import MsgID, StreamMessage
+
+T = "/default/t"
+LONG_AGO_S = 1000.0
+CONSUMER = HealthCheckRequest.ClientType.Consumer
+
+
+def payloads(messages):
+    return [message.payload for message in messages]
+
+
+async def healthy(client, consumer):
+    answer = await client.discovery.health_check(HealthCheckRequest(client=CONSUMER, id=consumer))
+    return answer.status == HealthCheckResponse.ClientStatus.OK
+
+
+def age(client, consumer):
+    """Let a consumer's stream have ended long ago."""
+    _, subscription, known = client.broker.consumers[consumer]
+    known.left_at = known.seen = asyncio.get_running_loop().time() - LONG_AGO_S
+    if not subscription.reliable:
+        subscription.empty_since = known.left_at
+
+
+async def sweep(client):
+    await _sweep_topic(client.broker, client.broker.topics[T], asyncio.get_running_loop().time())
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+def test_who_subscribes_again_has_his_place_until_his_stream_opens(tmp_path, reliable):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            await client.producer(T, reliable=reliable)
+            first = await client.subscribe(T, name="a")
+            age(client, first)
+            assert await client.subscribe(T, name="a") == first
+            with pytest.raises(DeniedError, match="exclusive"):
+                await client.subscribe(T, name="b", kind=EXCLUSIVE)
+            await sweep(client)
+            async with client.receive(first):
+                assert await healthy(client, first)
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+def test_who_is_heard_of_is_not_forgotten_though_he_does_not_listen(tmp_path, reliable):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            await client.producer(T, reliable=reliable)
+            consumer = await client.subscribe(T)
+            age(client, consumer)
+            assert await healthy(client, consumer)
+            await sweep(client)
+            assert await healthy(client, consumer)
+            age(client, consumer)
+            await sweep(client)
+            assert not await healthy(client, consumer), "nobody has heard of him"
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+def test_who_comes_while_the_sweep_waits_for_its_turn_stays(tmp_path, reliable):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            await client.producer(T, reliable=reliable)
+            consumer = await client.subscribe(T)
+            age(client, consumer)
+            topic = client.broker.topics[T]
+            async with client.broker.changing(topic.name):
+                sweeping = asyncio.create_task(sweep(client))
+                for _ in range(3):
+                    await asyncio.sleep(0)  # it has seen that nobody is there, and waits
+                client.broker.consumers[consumer][1].join(consumer, "c", ())
+            await sweeping
+            async with client.receive(consumer):
+                assert await healthy(client, consumer)
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, KEY_SHARED])
+def test_what_is_sent_between_subscribe_and_the_stream_is_kept_for_it(tmp_path, kind):
+    async def act():
+        async with BrokerWorld(tmp_path).broker(non_reliable_queue=4) as client:
+            producer = await client.producer(T, reliable=False)
+            consumer = await client.subscribe(T, kind=kind)
+            for number in range(6):
+                await client.send(T, producer, b"%d" % number)
+            async with client.receive(consumer) as stream:
+                assert payloads(await stream.take(4)) == [b"0", b"1", b"2", b"3"]
+                await client.send(T, producer, b"6")
+                assert payloads(await stream.take(1)) == [b"6"]
+            assert client.broker.topics[T].subscriptions["s"].dropped == 2, "the queue has room for four"
+
+    asyncio.run(act())
+
+
+def test_nothing_is_kept_for_someone_whose_grace_is_over(tmp_path):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            producer = await client.producer(T, reliable=False)
+            consumer = await client.subscribe(T)
+            await client.send(T, producer, b"early")
+            age(client, consumer)
+            await client.send(T, producer, b"late")
+            async with client.receive(consumer) as stream:
+                await client.send(T, producer, b"now")
+                assert payloads(await stream.take(1)) == [b"now"]
+            assert client.broker.topics[T].subscriptions["s"].dropped == 2
+
+    asyncio.run(act())
+
+
+def test_a_rate_does_not_hold_dead_letters_back(tmp_path):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            producer = await client.producer(T)
+            consumer = await client.subscribe(T)
+            topic = client.broker.topics[T]
+            policy = FailurePolicy(max_redelivery_count=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead")
+            subscription = topic.subscriptions["s"]
+            subscription.configure(subscription.record.model_copy(update={"failure_policy": policy}))
+            await client.broker.set_topic_policies(topic.name, Policies(max_subscription_dispatch_rate=1))
+            for number in range(50):
+                await client.send(T, producer, b"%d" % number)
+            async with client.receive(consumer) as stream:
+                [message] = await stream.take(1)
+                await client.nack(message, reason="no")
+                await until(lambda: subscription.dead_lettered == 1)
+            assert subscription.delivered < 20, "the others wait for the rate"
+
+    asyncio.run(act())
+
+
+def test_a_letter_adds_little_to_the_largest_message():
+    original = StreamMessage(b"x", msg_id=MsgID(2**64 - 1, T, "ä" * 4000), producer_name="p")
+    letter = DeadLetter(original, 2**31, "ü" * 1024)
+    found = letter_message(T, "s" * 255, letter, FailurePolicy(poison=Poison.DEAD_LETTER), "/default/dead")
+    added = sum(len(key.encode()) + len(value.encode()) + 8 for key, value in found.attributes.items())
+    assert added < 2048, "clients take 4 KiB more than the largest message"
+    assert found.attributes["x-failure-reason"] == "ü" * 256
