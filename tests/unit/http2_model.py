@@ -69,7 +69,7 @@ class Service:
     def opened(self, stream):
         number = int(stream.request.path[1:])
         plan = self.plans[number]
-        assert list(stream.request.fields) == self.asked[number]
+        assert [(name.decode(), value.decode()) for name, value in stream.request.fields] == self.asked[number]
         self.seen.append(number)
         stream.call = (number, plan, bytearray())
         if plan.kind == REFUSE:
@@ -305,7 +305,13 @@ class Meeting:
     def resize(self):
         if self.is_known and self.chance.random() < 0.3:
             size = self.chance.choice((0, 1, 50, 20_000, 65_535, 500_000))
-            self.client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: size})
+            table = self.chance.choice((0, 30, 1000, 4096, 4096, 10_000))
+            self.client.update_settings(
+                {
+                    SettingCodes.INITIAL_WINDOW_SIZE: size,
+                    SettingCodes.HEADER_TABLE_SIZE: table,
+                }
+            )
             self.speak()
 
     def ping(self):

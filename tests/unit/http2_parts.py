@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+import grpc
 from binding_parts import NAME, WAIT_S
 from hpack import Decoder, Encoder
 
@@ -171,6 +172,15 @@ class Wire:
             if flags & END_STREAM:
                 return dict(Decoder().decode(body))
 
+    async def ends(self, count):
+        """Return the headers that end the next so many calls, whichever they are."""
+        found = {}
+        while len(found) < count:
+            _, flags, stream, body = await self.until(HEADERS)
+            if flags & END_STREAM:
+                found[stream] = dict(Decoder().decode(body))
+        return found
+
     async def answer(self, stream, data=b"", body=BLOCK):
         """Make a call, and return what ends it."""
         self.send(call(stream, data, body))
@@ -198,6 +208,18 @@ async def wire(port, greeting=GREETING):
         yield Wire(reader, writer)
     finally:
         writer.transport.abort()
+
+
+def nothing_is_left(server):
+    """Whether the server has forgotten every call of everybody."""
+    mine = server._calls
+    streams = [stream for peer in server._peers for stream in peer._connection.streams]
+    return not (mine.running or mine._streams or mine._finishing or mine.room.bytes or streams)
+
+
+def code(ended):
+    """Return what status a call ended with."""
+    return {one.value[0]: one for one in grpc.StatusCode}[int(ended["grpc-status"])]
 
 
 async def eventually(condition):

@@ -12,6 +12,7 @@ from danube.proto.DanubeApi_pb2 import MessageResponse, ReceiveRequest, StreamMe
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
+from http2_parts import GREETING, block, call, eventually, wire
 from structlog.testing import CapturingLogger
 
 from ister.broker import binding, calls
@@ -113,6 +114,56 @@ def test_a_handler_that_finishes_too_late_is_cut_short_and_that_is_said(monkeypa
     ]
 
 
+def test_what_is_cut_short_may_tidy_up_but_not_for_ever(monkeypatch):
+    monkeypatch.setattr(calls, "CUT_S", 0.2, raising=False)
+
+    async def go():
+        started, go_on, tidied = asyncio.Event(), asyncio.Event(), []
+
+        async def handler(request):
+            number = request.request_id
+            started.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                if number:
+                    await go_on.wait()
+                await asyncio.sleep(0.05)
+                tidied.append(number)
+
+        finishing = Unary("SendMessage", handler, StreamMessage, MessageResponse, finishes=True)
+        async with serving(finishing) as (server, channel):
+            sending = [unary(channel, "SendMessage", data) for data in (b"", b"\x08\x07")]
+            await soon(started)
+            async with asyncio.timeout(WAIT_S / 2):
+                await server.stop(0.05)
+            assert tidied == [0], "one is waited for, the other takes too long"
+            go_on.set()
+            for one in sending:
+                assert (await failure(one))[0] is Code.UNAVAILABLE
+            while len(tidied) < 2:  # noqa: ASYNC110  # what it looks at has no event
+                await asyncio.sleep(0)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("grace_s", [0, 5])
+@run
+async def test_a_stream_that_is_opened_as_the_broker_stops_costs_no_grace(grace_s):
+    ended = asyncio.Event()
+    async with serving(endless(ended)) as (server, _), wire(server.port, b"") as client:
+        await eventually(lambda: server._peers)
+        [peer] = server._peers
+        stopping = asyncio.create_task(server.stop(grace_s))
+        peer.data_received(GREETING + call(1, body=block(f"/{NAME}/ReceiveMessages")))  # read in the same turn
+        began = asyncio.get_running_loop().time()
+        told = await client.end(1)
+        await stopping
+        assert asyncio.get_running_loop().time() - began < 2
+        assert told["grpc-status"] == str(Code.UNAVAILABLE.value[0])
+        assert not server._calls.running
+
+
 @run
 async def test_a_taken_port_is_refused_by_name():
     async with serving(ECHO) as (server, channel):
@@ -205,7 +256,7 @@ class Wire:
 
 
 @run
-async def test_f39_a_peer_that_fell_silent_is_taken_for_gone():
+async def test_f38_a_peer_that_fell_silent_is_taken_for_gone():
     ended = asyncio.Event()
     async with (
         serving(endless(ended), keepalive_s=0.2, keepalive_timeout_s=0.2) as (server, _),

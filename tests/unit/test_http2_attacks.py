@@ -2,16 +2,32 @@
 
 import asyncio
 import gzip
+from functools import partial
 
 import grpc
 import pytest
 from binding_parts import NAME, WAIT_S, run, serving, soon, unary
 from danube.proto.DanubeApi_pb2 import MessageResponse, ReceiveRequest, StreamMessage
-from http2_parts import BLOCK, GREETING, LARGEST, block, call, eventually, headers, message, wire
+from hpack import Encoder
+from http2_parts import (
+    BLOCK,
+    GREETING,
+    LARGEST,
+    block,
+    call,
+    code,
+    eventually,
+    fields,
+    headers,
+    message,
+    nothing_is_left,
+    wire,
+)
 
-from ister.broker import calls
-from ister.broker.http2.connection import IDLE_FRAMES_MAX, STREAMS_MAX
+from ister.broker import peer
+from ister.broker.http2.connection import IDLE_FRAMES_MAX, RESETS_MAX, STREAMS_MAX, Connection
 from ister.broker.http2.frames import (
+    CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -28,6 +44,7 @@ from ister.broker.http2.frames import (
     frame,
 )
 from ister.broker.http2.frames import settings as settings_frame
+from ister.broker.http2.headers import literal
 from ister.broker.peer import PING_STRIKES_MAX, WRITE_BUFFER_BYTES
 from ister.broker.service import ServerStream, Unary
 
@@ -73,29 +90,69 @@ class Handlers:
         )
 
 
-def nothing_is_left(server):
-    """Whether the server has forgotten every call of everybody."""
-    mine = server._calls
-    streams = [stream for peer in server._peers for stream in peer._connection.streams]
-    return not (mine.running or mine._streams or mine._finishing or mine._held or streams)
-
-
-def code(ended):
-    return list(Status)[[one.value[0] for one in Status].index(int(ended["grpc-status"]))]
-
-
 @run
 async def test_f40_rapid_resets_cancel_their_handlers_and_leave_nothing_behind():
     handlers = Handlers()
     async with serving(*handlers.methods(handlers.hold)) as (server, _), wire(server.port) as hostile:
-        for number in range(1, 20_001, 2):
+        last = 2 * RESETS_MAX + 1
+        for number in range(1, last, 2):
             hostile.send(call(number), frame(RST_STREAM, 0, number, RESET))
             if number % 500 == 1:
                 await hostile.writer.drain()
-        hostile.send(call(20_001, body=block("/absent")))
-        assert code(await hostile.end(20_001)) is Status.UNIMPLEMENTED
+        hostile.send(call(last, body=block("/absent")))
+        assert code(await hostile.end(last)) is Status.UNIMPLEMENTED
         await eventually(lambda: nothing_is_left(server))
         assert handlers.started == handlers.ended
+
+
+@run
+async def test_f40_resets_without_end_are_ended():
+    handlers = Handlers()
+    async with serving(*handlers.methods(handlers.hold)) as (server, channel):
+        async with wire(server.port) as hostile:
+            hostile.send(*(call(one) + frame(RST_STREAM, 0, one, RESET) for one in range(1, 4 * RESETS_MAX, 2)))
+            assert await hostile.last_words() is Code.ENHANCE_YOUR_CALM
+        await eventually(lambda: nothing_is_left(server))
+        handlers.go_on.set()
+        assert await unary(channel, "SendMessage") == b""
+
+
+@run
+async def test_a_client_that_gives_up_now_and_then_is_never_taken_for_hostile():
+    handlers = Handlers()
+    async with (
+        serving(*handlers.methods(handlers.hold), keepalive_s=0.05, keepalive_timeout_s=5) as (server, _),
+        wire(server.port) as client,
+    ):
+        for first in range(1, 6 * RESETS_MAX, 2 * RESETS_MAX):
+            numbers = range(first, first + 2 * RESETS_MAX, 2)
+            client.send(*(call(one) + frame(RST_STREAM, 0, one, RESET) for one in numbers))
+            await eventually(lambda: not any(one._connection.resets for one in server._peers))
+            assert len(server._peers) == 1
+
+
+def test_f40_handlers_that_go_on_without_their_clients_count_as_calls(monkeypatch):
+    monkeypatch.setattr(peer, "Connection", partial(Connection, streams_max=50))
+
+    async def go():
+        handlers = Handlers()
+        finishing = Unary("SendMessage", handlers.hold, StreamMessage, MessageResponse, finishes=True)
+        async with serving(finishing) as (server, channel), wire(server.port) as hostile:
+            for first in range(1, 200, 40):
+                numbers = range(first, first + 40, 2)
+                hostile.send(*(call(number) for number in numbers), frame(PING, 0, 0, bytes(8)))
+                await hostile.until(PING)
+                await eventually(lambda wanted=first // 2 + 20: handlers.started >= min(wanted, 50))
+                hostile.send(*(frame(RST_STREAM, 0, number, RESET) for number in numbers))
+            hostile.send(call(201))
+            assert (await hostile.until(RST_STREAM, 201))[3] == Code.REFUSED_STREAM.to_bytes(4)
+            assert handlers.started == len(server._calls._finishing) == 50
+            handlers.go_on.set()
+            await eventually(lambda: nothing_is_left(server))
+            assert code(await hostile.answer(203)) is Status.OK
+            assert await unary(channel, "SendMessage") == b""
+
+    asyncio.run(go())
 
 
 @run
@@ -116,7 +173,7 @@ async def test_f40_a_client_that_goes_away_amid_everything_leaves_nothing_behind
         async with wire(server.port) as hostile:
             hostile.send(*(call(number) for number in range(1, 201, 2)), call(201, body=block(CONSUME)))
             hostile.send(headers(203), frame(DATA, 0, 203, b"\0\0\0\0\x64half of"))
-            await eventually(lambda: handlers.started == 100 and handlers.given and server._calls._held)
+            await eventually(lambda: handlers.started == 100 and handlers.given and server._calls.room.bytes > 500)
         await eventually(lambda: nothing_is_left(server))
         assert handlers.ended == 100
         handlers.go_on.set()
@@ -203,6 +260,17 @@ async def test_f40_an_exchange_that_fails_lets_go_of_what_came_behind():
         await eventually(lambda: nothing_is_left(server))
 
 
+@run
+async def test_f40_an_exchange_that_asks_too_much_at_a_time_is_told_so():
+    handlers = Handlers()
+    async with serving(*handlers.methods(handlers.echo)) as (server, _), wire(server.port) as client:
+        large = b"\0" + (15 << 20).to_bytes(4) + bytes(15 * LARGEST - 5)
+        parts = [frame(DATA, 0, 1, large[at : at + LARGEST]) for at in range(0, len(large), LARGEST)]
+        client.send(headers(1, body=block(REFLECT)), *parts)
+        assert code(await client.end(1)) is Status.INVALID_ARGUMENT
+        await eventually(lambda: nothing_is_left(server))
+
+
 @pytest.mark.parametrize("first", [b"", PREFACE[:10], PREFACE, GREETING + headers(1)[:15]])
 @run
 async def test_f40_a_client_that_stops_in_the_middle_of_a_word_is_taken_for_gone(first):
@@ -254,28 +322,6 @@ async def test_f40_who_breaks_the_protocol_is_told_why_and_others_are_served():
         await eventually(lambda: nothing_is_left(server))
         handlers.go_on.set()
         assert await unary(channel, "SendMessage") == b""
-
-
-def test_f40_requests_that_never_become_whole_are_refused_when_there_are_too_many(monkeypatch):
-    monkeypatch.setattr(calls, "HELD_BYTES_MAX", 50_000)
-
-    async def go():
-        handlers = Handlers()
-        async with serving(*handlers.methods(handlers.echo)) as (server, channel):
-            async with wire(server.port) as hostile:
-                hostile.send(*(headers(number) + frame(DATA, 0, number, bytes(10_000)) for number in range(1, 12, 2)))
-                ended = await hostile.end(11)
-                assert code(ended) is Status.RESOURCE_EXHAUSTED
-                assert "not complete" in ended["grpc-message"]
-                assert server._calls._held == 50_000
-                assert await unary(channel, "SendMessage") == b"", "what comes in one piece is served"
-            await eventually(lambda: nothing_is_left(server))
-            async with wire(server.port) as other:
-                half = message(b"\x12\x03abc")
-                other.send(headers(1), frame(DATA, 0, 1, half[:4]), frame(DATA, END_STREAM, 1, half[4:]))
-                assert code(await other.end(1)) is not Status.RESOURCE_EXHAUSTED
-
-    asyncio.run(go())
 
 
 @run
@@ -354,8 +400,10 @@ async def test_f40_a_message_is_taken_as_it_is_packed_or_refused(encoding, data,
     ):
         client.send(headers(1, body=block(f"/{NAME}/SendMessage", ("grpc-encoding", encoding))))
         client.send(frame(DATA, END_STREAM, 1, data))
-        assert code(await client.end(1)) is wanted
+        ended = await client.end(1)
+        assert code(ended) is wanted
         assert handlers.started == (wanted is Status.OK)
+        assert ended.get("grpc-accept-encoding") == ("identity,deflate,gzip" if encoding == "snappy" else None)
 
 
 @pytest.mark.parametrize("cut", range(8))
@@ -381,16 +429,21 @@ async def test_f40_what_is_no_call_of_ours_is_refused():
         assert (await client.answer(1, body=block(path, content_type="text/html")))[":status"] == "415"
         assert (await client.answer(3, body=block(path, method="GET")))[":status"] == "415"
         assert (await client.answer(5, body=block("/favicon.ico", content_type="")))[":status"] == "415"
-        ended = await client.answer(7, body=block("/absent/ünknown" + "x" * 3000))
+        for number, kind in ((15, "-web+proto"), (17, "-web"), (19, "x"), (21, " +proto")):
+            ended = await client.answer(number, body=block(path, content_type="application/grpc" + kind))
+            assert ended[":status"] == "415"
+        ended = await client.answer(23, body=block("/absent/ünknown" + "x" * 3000))
         assert code(ended) is Status.UNIMPLEMENTED
         assert ended["grpc-accept-encoding"] == "identity,deflate,gzip"
         assert len(ended["grpc-message"]) < 1000
         wrong = block(path, ("grpc-timeout", "soon"))
-        assert code(await client.answer(9, body=wrong)) is Status.INTERNAL
+        assert code(await client.answer(25, body=wrong)) is Status.INTERNAL
         upper = BLOCK + b"\0\1A\1b"
-        assert code(await client.answer(11, body=upper)) is Status.INTERNAL
-        assert code(await client.answer(13)) is Status.OK
-        assert handlers.started == 1
+        assert code(await client.answer(27, body=upper)) is Status.INTERNAL
+        for number, kind in ((29, ""), (31, "+proto"), (33, ";charset=utf-8"), (35, "+json; x=y")):
+            right = block(path, content_type="application/grpc" + kind)
+            assert code(await client.answer(number, body=right)) is Status.OK
+        assert handlers.started == 4
 
 
 @run
@@ -410,3 +463,45 @@ async def test_a_call_that_crosses_our_goodbye_does_not_end_the_calls_before_it(
         assert code(await client.end(1)) is Status.OK
         await stopping
         assert handlers.started == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        (b"\x00\x01a\x02\xff\xfe", Status.OK),
+        (b"\x00\x02\xff\xfe\x01a", Status.INTERNAL),
+        (literal("a", "v" * 16_200), Status.RESOURCE_EXHAUSTED),
+        (literal("a", "v" * 17_000), Status.RESOURCE_EXHAUSTED),
+        (literal("a", "v") * 500, Status.RESOURCE_EXHAUSTED),
+    ],
+    ids=["a value that is no text", "a name that is no text", "16 KB", "17 KB", "many"],
+)
+@run
+async def test_f40_what_is_wrong_with_the_headers_of_one_call_ends_that_call_alone(more, wanted):
+    handlers = Handlers()
+    encoder = Encoder()
+    async with serving(*handlers.methods(handlers.hold)) as (server, _), wire(server.port) as client:
+        client.send(call(1, body=encoder.encode(fields())))
+        await eventually(lambda: handlers.started == 1)
+        # Both tables have the entry, whatever comes of the call.
+        odd = encoder.encode([*fields(), ("new", "entry")]) + more
+        client.send(frame(HEADERS, 0, 3, odd[:16_000]), frame(CONTINUATION, END_HEADERS, 3, odd[16_000:]))
+        client.send(frame(DATA, END_STREAM, 3, bytes(5)))
+        handlers.go_on.set()
+        ended = await client.ends(2)
+        assert (code(ended[1]), code(ended[3])) == (Status.OK, wanted)
+        assert code(await client.answer(5, body=encoder.encode([*fields(), ("new", "entry")]))) is Status.OK
+
+
+@run
+async def test_an_exchange_begins_with_its_headers_and_not_with_what_is_asked():
+    handlers = Handlers()
+    async with serving(*handlers.methods(handlers.echo)) as (server, _), wire(server.port) as client:
+        client.send(headers(1, body=block(REFLECT)))
+        _, flags, _, _ = await client.until(HEADERS, 1)
+        assert not flags & END_STREAM
+        client.send(frame(DATA, END_STREAM, 1, message(b"\x3a\0")))
+        assert code(await client.end(1)) is Status.OK
+        client.send(headers(3, END_HEADERS | END_STREAM, block(REFLECT)))
+        assert code(await client.end(3)) is Status.OK
+        await eventually(lambda: nothing_is_left(server))

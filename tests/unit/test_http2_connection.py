@@ -11,11 +11,13 @@ from ister.broker.http2 import connection as connections
 from ister.broker.http2 import frames
 from ister.broker.http2.connection import IDLE_FRAMES_MAX, UNREAD_MAX, Connection
 from ister.broker.http2.frames import (
+    ACK,
     DATA,
     END_HEADERS,
     END_STREAM,
     GOAWAY,
     HEADERS,
+    PING,
     PREFACE,
     RST_STREAM,
     SETTINGS,
@@ -216,6 +218,88 @@ def test_a_long_answer_that_moves_makes_room_for_a_clients_settings():
         stream.write(b"moves")
         connection.take_output()
     assert refused(connection, frame(SETTINGS, 0, 0) * (IDLE_FRAMES_MAX + 1)) is Code.ENHANCE_YOUR_CALM
+
+
+SHRUNK = b"\x20"
+
+
+@pytest.mark.parametrize("how", ["answer", "start", "end", "last"])
+def test_a_peer_whose_table_is_small_is_told_once_that_we_use_none(how):
+    connection, stream, _ = opened()
+    if how == "last":
+        stream.start()
+        connection.take_output()
+    connection.receive(settings_frame({Setting.HEADER_TABLE_SIZE: 100}))
+    connection.receive(settings_frame({Setting.HEADER_TABLE_SIZE: 4096}) + headers(3, END_HEADERS | END_STREAM))
+    other = connection.streams[3]
+    if how == "answer":
+        stream.complete = True
+        stream.answer(b"")
+    elif how == "start":
+        stream.start()
+    else:
+        stream.end(end(0))
+    other.answer(b"")
+    sent = [(number, body) for kind, _, number, body in frames_of(connection.take_output()) if kind == HEADERS]
+    assert [body.startswith(SHRUNK) for _, body in sent].count(True) == 1
+    assert sent[0][1].startswith(SHRUNK), "the first block behind our acknowledgement"
+    connection.receive(settings_frame({Setting.HEADER_TABLE_SIZE: 0}) + headers(5, END_HEADERS | END_STREAM))
+    connection.streams[5].answer(b"")
+    sent = [body for kind, _, _, body in frames_of(connection.take_output()) if kind == HEADERS]
+    assert not any(body.startswith(SHRUNK) for body in sent), "nothing is smaller than nothing"
+
+
+@pytest.mark.parametrize("size", [4096, 5000, 2**32 - 1])
+def test_a_peer_whose_table_is_large_enough_is_told_nothing_of_it(size):
+    connection, stream, _ = opened()
+    connection.receive(settings_frame({Setting.HEADER_TABLE_SIZE: size}))
+    stream.end(end(0))
+    sent = [body for kind, _, _, body in frames_of(connection.take_output()) if kind == HEADERS]
+    assert not any(body.startswith(SHRUNK) for body in sent)
+
+
+@pytest.mark.parametrize("first", [b"", PREFACE[:10]])
+def test_nothing_is_asked_or_said_of_a_peer_that_has_not_spoken(first):
+    connection = Connection(Told(), lambda: None)
+    connection.receive(first)
+    connection.ping()
+    connection.ask_to_leave()
+    connection.go_away(Code.NO_ERROR)
+    assert connection.take_output() == b""
+
+
+def test_a_client_that_only_answers_our_pings_is_never_taken_for_a_flood():
+    connection, _ = machine()
+    for _ in range(3 * IDLE_FRAMES_MAX):
+        connection.ping()
+        [(_, _, _, asked)] = frames_of(connection.take_output())
+        connection.receive(frame(PING, ACK, 0, asked))
+    assert refused(connection, frame(PING, ACK, 0, bytes(8)) * (IDLE_FRAMES_MAX + 1)) is Code.ENHANCE_YOUR_CALM
+
+
+def test_windows_are_not_given_back_while_the_owner_holds_the_peer_back():
+    connection, _, _ = opened()
+    connection.held_back = True
+    connection.receive(b"".join(frame(DATA, 0, 1, bytes(10_000)) for _ in range(6)))
+    connection.receive(headers(3) + b"".join(frame(DATA, 0, 3, bytes(10_000)) for _ in range(6)))
+    assert [
+        stream for kind, _, stream, _ in frames_of(connection.take_output()) if kind == WINDOW_UPDATE and not stream
+    ] == []
+    connection.let_go_on()
+    [(kind, _, stream, more)] = frames_of(connection.take_output())
+    assert (kind, stream, int.from_bytes(more), connection.held_back) == (WINDOW_UPDATE, 0, 120_000, False)
+    connection.let_go_on()
+    assert connection.take_output() == b""
+
+
+def test_calls_that_go_on_without_their_clients_are_counted_among_those_that_may_be():
+    connection, told = machine(streams_max=3)
+    connection.lingering = 2
+    connection.receive(call(1) + call(3))
+    assert (list(connection.streams), resets(connection.take_output())) == ([1], {3: Code.REFUSED_STREAM})
+    connection.lingering = 0
+    connection.receive(call(5))
+    assert [stream.id for stream in told.opened_] == [1, 5]
 
 
 def test_windows_of_ours_are_opened_again_when_half_is_used():

@@ -22,7 +22,13 @@ from hypothesis import strategies as st
 from counts import LONG
 from ister.broker.http2 import connection as connections
 from ister.broker.http2 import headers as blocks
-from ister.broker.http2.connection import BLOCK_BYTES_MAX, IDLE_FRAMES_MAX, Connection
+from ister.broker.http2.connection import (
+    BLOCK_BYTES_MAX,
+    IDLE_FRAMES_MAX,
+    LATE_FRAMES_MAX,
+    RESETS_MAX,
+    Connection,
+)
 from ister.broker.http2.frames import (
     ACK,
     CONTINUATION,
@@ -276,6 +282,7 @@ def flood(connection, data, times):
     return times, None
 
 
+GONE = DONE + frame(RST_STREAM, 0, 1, bytes(4))
 FLOODS = {
     "headers that go on with nothing": (headers(1, 0), frame(CONTINUATION, 0, 1)),
     "settings": (b"", frame(SETTINGS, 0, 0)),
@@ -284,7 +291,37 @@ FLOODS = {
     "priorities": (b"", frame(PRIORITY, 0, 5, bytes(5))),
     "what is not known": (b"", frame(99, 0, 0)),
     "goodbyes": (b"", frame(GOAWAY, 0, 0, bytes(8))),
+    "answers to settings": (frame(SETTINGS, ACK, 0), frame(SETTINGS, ACK, 0)),
+    "answers to pings": (b"", frame(PING, ACK, 0, bytes(8))),
 }
+LATE_FLOODS = {
+    "resets": frame(RST_STREAM, 0, 1, bytes(4)),
+    "windows": window_update(1, 1),
+    "empty data": frame(DATA, 0, 1),
+}
+
+
+@pytest.mark.parametrize("data", LATE_FLOODS.values(), ids=LATE_FLOODS)
+def test_f40_a_flood_of_frames_for_calls_that_have_ended_is_ended(data):
+    connection, _ = machine()
+    connection.receive(GONE)
+    assert flood(connection, data, 2 * LATE_FRAMES_MAX) == (LATE_FRAMES_MAX, Code.ENHANCE_YOUR_CALM)
+    connection, _ = machine()
+    connection.receive(GONE)
+    for number in range(3, 11, 2):
+        connection.receive(data * LATE_FRAMES_MAX + headers(number))
+
+
+def test_all_calls_of_a_connection_may_be_given_up_when_they_have_just_been_answered():
+    connection, told = machine()
+    numbers = range(1, 2 * connections.STREAMS_MAX, 2)
+    connection.receive(b"".join(map(call, numbers)))
+    for stream in told.opened_:
+        stream.answer(b"")
+    connection.receive(b"".join(window_update(number, 5) for number in numbers))
+    connection.receive(b"".join(frame(RST_STREAM, 0, number, bytes(4)) for number in numbers))
+    connection.receive(call(2 * connections.STREAMS_MAX + 1))
+    assert len(connection.streams) == 1
 
 
 @pytest.mark.parametrize(("first", "data"), FLOODS.values(), ids=FLOODS)
@@ -297,6 +334,7 @@ def test_f40_a_flood_of_frames_that_move_nothing_is_ended(first, data):
 
 @pytest.mark.parametrize("size", [1, 100, LARGEST])
 def test_f40_headers_that_go_on_and_on_are_ended(size):
+    assert BLOCK_BYTES_MAX < 2 * blocks.LIST_BYTES_MAX, "what cannot be a list of ours is not gathered"
     connection, told = machine()
     connection.receive(headers(1, 0, b""))
     time, code = flood(connection, frame(CONTINUATION, 0, 1, b"\x82" * size), 100_000)
@@ -312,13 +350,48 @@ def test_f40_a_bomb_of_headers_is_ended_before_it_goes_off():
     assert [stream.id for stream in told.opened_] == [1]
 
 
-def test_f40_rapid_resets_leave_nothing_behind():
+GIVEN_UP = {
+    "by the client": lambda number: call(number) + frame(RST_STREAM, 0, number, bytes(4)),
+    "by us, for data after the end": lambda number: call(number) + frame(DATA, 0, number, b"x"),
+    "by us, for a window of nothing": lambda number: headers(number) + window_update(number, 0),
+    "by us, for a window beyond all": lambda number: headers(number) + window_update(number, WINDOW_MAX),
+}
+
+
+@pytest.mark.parametrize("how", GIVEN_UP.values(), ids=GIVEN_UP)
+def test_f40_rapid_resets_leave_nothing_behind_and_are_ended(how):
     connection, _ = machine(Quiet(), streams_max=10)
-    for number in range(1, 20_001, 2):
-        connection.receive(call(number) + frame(RST_STREAM, 0, number, bytes(4)))
-    assert (connection.streams, connection._blocked, kept_bytes(connection)) == ({}, {}, 0)
+    for number in range(1, 2 * RESETS_MAX, 2):
+        connection.receive(how(number))
+    assert (connection.streams, connection._blocked) == ({}, {})
     assert len(connection._headers._known) <= 1
-    assert connection.take_output() == b""
+    connection.take_output()
+    assert kept_bytes(connection) == 0
+    assert refused(connection, how(2 * RESETS_MAX + 1)) is Code.ENHANCE_YOUR_CALM
+
+
+def test_f40_calls_without_end_beyond_the_limit_are_ended():
+    connection, _ = machine(streams_max=2)
+    last = 2 * RESETS_MAX + 4
+    connection.receive(b"".join(call(number) for number in range(1, last, 2)))
+    assert refused(connection, call(last + 1)) is Code.ENHANCE_YOUR_CALM
+
+
+def test_resets_of_calls_that_were_answered_or_among_answers_are_as_they_should_be():
+    connection, told = machine()
+    number = 1
+    for _ in range(3 * RESETS_MAX):
+        connection.receive(call(number) + call(number + 2))
+        told.opened_[-1].answer(b"")
+        connection.receive(frame(RST_STREAM, 0, number, bytes(4)))
+        number += 4
+    for _ in range(3 * RESETS_MAX):  # consumers that have had enough
+        connection.receive(call(number))
+        told.opened_[-1].start()
+        connection.receive(frame(RST_STREAM, 0, number, bytes(4)))
+        number += 2
+        connection.take_output()
+    assert connection.streams == {}
 
 
 def test_f40_calls_beyond_the_limit_are_refused_and_can_be_tried_again():

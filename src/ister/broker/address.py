@@ -1,6 +1,6 @@
 """Decide whether an address can be listened on, and say why not in words.
 
-grpc says only that it could not, and prints what it thinks of it.
+The system says only that it could not: not where, and not what to do about it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class AddressTakenError(BusyError):
 
 
 def refuse_taken(host: str, port: int) -> str:
-    """Return the address in grpc's form; AddressTakenError or InvalidConfigError when nobody can listen there."""
+    """Return the address as clients write it, the sixth version in brackets; AddressTakenError or InvalidConfigError when nobody can listen there."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -29,7 +29,7 @@ def refuse_taken(host: str, port: int) -> str:
         raise InvalidConfigError("host", f"{host!r} is no address of this machine ({error.strerror})") from None
     for family, kind, protocol, _, place in found:
         with socket.socket(family, kind, protocol) as attempt:
-            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as grpc does: old connections do not count
+            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ours: old connections do not count
             try:
                 attempt.bind(place)
             except OSError as error:

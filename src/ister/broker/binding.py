@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import socket
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +18,7 @@ import structlog
 from ister.broker.address import AddressTakenError, refuse_taken
 from ister.broker.calls import Calls
 from ister.broker.health import Health
-from ister.broker.peer import CLOSING_S, Peer, Pings
+from ister.broker.peer import CLOSING_S, Door, Peer, Pings
 from ister.broker.reflection import reflection
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ PING_INTERVAL_MS_MIN: Final = 500
 """How often a client may ping, whether it has calls or not; gRPC's own five minutes would cut off careful clients."""
 BACKLOG: Final = 1024
 """Connections that may wait to be accepted: all clients of a broker that was restarted come at once."""
+CONNECTIONS_MIN: Final = 16
+"""What a port takes however few descriptors there are."""
 SETTLING_S: Final = 0.15
 """For how long calls are answered with "come again" before connections are closed: a client that was told so waits, and has
 nothing on the wire when its connection ends. Clients take a call that was cut off for failed, and tell their users."""
@@ -88,12 +92,14 @@ async def serve(
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     keepalive_s: float = 20.0,
     keepalive_timeout_s: float = 10.0,
+    connections_max: int | None = None,
     rpcs: dict[tuple[str, str], int] | None = None,
 ) -> Server:
     """Listen, and serve these services with health and reflection; port 0 takes any that is free.
 
     A peer that does not answer a ping within the timeout is taken for gone, and its calls are cancelled. `rpcs` counts
-    the calls that have ended, by method and status code.
+    the calls that have ended, by method and status code. Who comes when there are `connections_max` is turned away; unless
+    it is said, that is a quarter of the descriptors that the process may have.
     """
     health = Health(service.name for service in services)
     calls = Calls(message_bytes_max, {} if rpcs is None else rpcs)
@@ -106,11 +112,18 @@ async def serve(
     pings = Pings(keepalive_s, keepalive_timeout_s, PING_INTERVAL_MS_MIN / 1000)
     address = refuse_taken(host, port)
     loop = asyncio.get_running_loop()
-    accept = partial(Peer, calls, pings, peers)
+    door = Door(_spare_descriptors() if connections_max is None else connections_max)
+    accept = partial(Peer, calls, pings, door, peers)
     listening = [await loop.create_server(accept, sock=sock, backlog=BACKLOG) for sock in _sockets(host, port, address)]
     bound_port = listening[0].sockets[0].getsockname()[1]
     log.info("listening", address=address, port=bound_port)
     return Server(bound_port, listening, health, calls, peers)
+
+
+def _spare_descriptors() -> int:
+    """Return how many connections a port takes: there are two, and half of the descriptors are for them."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(CONNECTIONS_MIN, soft // 4)
 
 
 def _sockets(host: str, port: int, address: str) -> list[socket.socket]:

@@ -1,8 +1,4 @@
-"""Run handlers for calls: a message in, the handler's message or stream out, errors as statuses.
-
-What a method needs is decided when it is bound, so that a call costs little more than its handler. Bytes that are no message
-are the client's fault and are told so here.
-"""
+"""The life of a call: its request as it comes, its handler, its end, and what becomes of it when the broker stops."""
 
 from __future__ import annotations
 
@@ -10,36 +6,33 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from ister.broker.http2 import headers
 from ister.broker.http2.frames import Code
-from ister.broker.http2.messages import PREFIX_BYTES, MessageError, only_message, take_messages
-from ister.broker.service import Exchange, Prompt, ServerStream, Unary, wants_call
+from ister.broker.http2.messages import PREFIX_BYTES, MessageError, UnknownPackingError, only_message
+from ister.broker.methods import bound, too_large
+from ister.broker.room import Room
 from ister.broker.status import INTERNAL_TEXT, status_of
-from ister.core.errors import InvalidRequestError, IsterError, LimitError
+from ister.core.errors import IsterError, LimitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any, TypeAlias
-
     from google.protobuf.message import Message
 
-    from ister.broker.http2.connection import Stream
+    from ister.broker.http2.connection import Connection
+    from ister.broker.http2.stream import Stream
+    from ister.broker.methods import Method
+    from ister.broker.room import Share
     from ister.broker.service import Method as Described
 
-    Answering: TypeAlias = Callable[["Call", bytes], Coroutine[Any, Any, None]]
-    Replying: TypeAlias = Callable[["Call", bytes], None]
-
-HELD_BYTES_MAX: Final = 256 * 1024 * 1024
-"""What all requests together may take that are not complete."""
-HEADERS_AFTER_S: Final = 0.02
-"""When a stream that has nothing to send yet sends its headers: some clients wait for them. Not at once, so that a stream
-that is refused is refused as a whole."""
-TURN_MESSAGES: Final = 64
-"""After how many messages in a row a stream lets others have their turn."""
+PART_BYTES: Final = 64
+"""What a part of an exchange takes beside its bytes, while it waits to be read."""
+UNREAD_BYTES_MAX: Final = 512 * 1024
+"""What may wait to be read of an exchange: more than comes at a time, so that its handler has had a turn before that."""
+CUT_S: Final = 1.0
+"""How long a call that is cut short may take to tidy up."""
 STOPPING: Final = "the broker is stopping; look the topic up again and retry"
+TOO_MUCH: Final = "the broker has more requests than it can keep; try again"
 
 log = structlog.get_logger()
 
@@ -47,19 +40,30 @@ log = structlog.get_logger()
 class Call:
     """One call that is under way: what its handler may know of it, and what it takes to end it."""
 
-    __slots__ = ("expired", "inbox", "method", "parts", "peer", "size", "stream", "task", "timer", "trailing")
+    __slots__ = (
+        "body", "expired", "inbox", "is_silent", "method", "share", "size", "stream", "task", "timer", "trailing",
+    )  # fmt: skip
 
-    def __init__(self, stream: Stream, method: Method, peer: str) -> None:
+    def __init__(self, stream: Stream, method: Method, share: Share) -> None:
         self.stream = stream
         self.method = method
-        self.peer = peer
-        self.parts: list[bytes] = []
+        self.share = share
+        self.body: bytes | bytearray | None = None
+        """What came of a request that does not run yet."""
         self.size = 0
+        """What is counted for it (room.py)."""
         self.inbox: asyncio.Queue[bytes | None] | None = None
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.expired = False
+        self.is_silent = False
+        """Whether nothing came of it since somebody looked."""
         self.trailing: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def peer(self) -> str:
+        """Who calls, for logs."""
+        return self.share.peer
 
     def header(self, key: str) -> str | None:
         """Return one value of the request's metadata."""
@@ -79,114 +83,98 @@ class Call:
         self.stream.end(headers.end(code.value[0], text, self.trailing))
 
 
-class Method:
-    """A method that is bound: its name, and what runs it."""
-
-    __slots__ = ("answer", "gathers", "name", "reply", "takes")
-
-    def __init__(
-        self,
-        name: str,
-        takes: type[Message],
-        answer: Answering | None,
-        reply: Replying | None = None,
-        *,
-        gathers: bool = True,
-    ) -> None:
-        self.name = name
-        self.takes = takes.DESCRIPTOR.full_name
-        self.answer = answer
-        """What runs it in a task of its own; or else `reply`, which runs it at once."""
-        self.reply = reply
-        self.gathers = gathers
-        """Whether it is run when the request is complete; else at once, and it takes from `inbox` what comes."""
-
-
 class Calls:
-    """Makes methods of handlers, and knows which calls are under way."""
+    """Knows the methods, and which calls are under way."""
 
     def __init__(self, message_bytes_max: int, rpcs: dict[tuple[str, str], int]) -> None:
         self.methods: dict[str, Method] = {}
-        self.running: set[asyncio.Task[None]] = set()
+        self.room = Room(message_bytes_max + PREFIX_BYTES)
+        self.message_bytes_max = message_bytes_max
+        self.rpcs = rpcs
+        self.running: set[Call] = set()
         self.stopping = False
-        self._limit = message_bytes_max
-        self._held = 0
-        self._rpcs = rpcs
-        self._streams: set[asyncio.Task[None]] = set()
+        self._streams: set[Call] = set()
         self._finishing: set[asyncio.Task[Message]] = set()
+        self._is_resuming = False
 
     def bind(self, name: str, method: Described) -> None:
         """Serve a method under its full name."""
-        match method:
-            case Unary():
-                bound = Method(name, method.request, self._unary(name, method))
-            case Prompt():
-                bound = Method(name, method.request, None, self._prompt(name, method))
-            case ServerStream():
-                bound = Method(name, method.request, self._stream(name, method))
-            case Exchange():
-                bound = Method(name, method.request, self._exchange(name, method), gathers=False)
-        self.methods[f"/{name}"] = bound
+        self.methods[f"/{name}"] = bound(self, name, method)
 
     # --- requests as they come ----------------------------------------------------------------------------------------
+
+    def begin(self, call: Call) -> None:
+        """Run an exchange, of which nothing but the headers have come."""
+        call.inbox = asyncio.Queue()
+        if self.stopping:
+            self._refuse(call, StatusCode.UNAVAILABLE, STOPPING)
+        else:
+            self._run(call, b"")
 
     def received(self, call: Call) -> None:
         """Take what came of a request, and run it when it is complete."""
         stream = call.stream
-        if not call.method.gathers:
-            self._feed(call)
-            return
-        if stream.complete and not call.parts:
-            self._start(call, stream.body)
-            return
-        size = len(stream.body)
-        if size:
-            call.parts.append(stream.body)
-            call.size += size
-            self._held += size
-            stream.body = b""
-        if stream.complete:
-            body = b"".join(call.parts)
-            self._let_go(call)
-            self._start(call, body)
-        elif self._held > HELD_BYTES_MAX:
-            error = LimitError("the broker has too many requests that are not complete; try again")
-            self._refuse(call, *status_of(error))
+        if call.inbox is not None:
+            self._feed(call, call.inbox)
+        elif stream.complete and call.body is None:
+            body, stream.body = stream.body, b""
+            if self.room.admit(call, len(body)) or call.method.reply is not None:
+                self._start(call, body)
+            else:
+                call.body = body
+                self.room.wait(call)
+                self._settle(call.share)
         else:
-            self._check_size(call)
+            self._gather(call)
 
-    def _check_size(self, call: Call) -> None:
-        """Refuse what is too large as soon as that is known: a client that has to send it all would send it again."""
-        if call.size < PREFIX_BYTES:
-            return
-        if len(call.parts[0]) < PREFIX_BYTES:
-            call.parts = [b"".join(call.parts)]
-        announced = int.from_bytes(call.parts[0][1:PREFIX_BYTES])
-        size = max(announced, call.size - PREFIX_BYTES)
-        if size > self._limit:
-            self._refuse(call, *status_of(_too_large(call.method.takes, size, self._limit)))
+    def _gather(self, call: Call) -> None:
+        stream = call.stream
+        part, stream.body = stream.body, b""
+        call.is_silent = False
+        if call.body is None:
+            call.body = bytearray()
+        call.body += part  # one piece of memory: a client may send it byte by byte
+        self.room.gather(call, len(part))
+        if stream.complete:
+            self.room.wait(call)
+            self._settle(call.share)
+        elif (size := _size(call)) > call.method.limit:
+            # As soon as that is known: a client that has to send it all would send it again.
+            self._refuse(call, *status_of(too_large(call.method.takes, size, call.method.limit)))
+        else:
+            self._settle(call.share)
 
-    def _refuse(self, call: Call, code: StatusCode, text: str) -> None:
-        """End a call that was never run."""
-        self._done(call)
-        self.count(call.method.name, code.name)
-        call.end(code, text)
-
-    def _feed(self, call: Call) -> None:
-        if call.inbox is None:
-            call.inbox = asyncio.Queue()
-            self._start(call, b"")
+    def _feed(self, call: Call, inbox: asyncio.Queue[bytes | None]) -> None:
         if call.task is None:
-            return  # it was refused
-        call.inbox.put_nowait(call.stream.body)
-        call.size += len(call.stream.body)
-        self._held += len(call.stream.body)
-        call.stream.body = b""
-        if call.size > self._limit + PREFIX_BYTES or self._held > HELD_BYTES_MAX:
-            call.stream.reset(Code.ENHANCE_YOUR_CALM)  # it asks on and on, and does not read the answers
-            self.abandon(call)
+            return  # it has ended, or was refused
+        part, call.stream.body = call.stream.body, b""
+        if part:
+            inbox.put_nowait(part)
+            self.room.gather(call, len(part) + PART_BYTES)
+            if call.size > UNREAD_BYTES_MAX:
+                self._shed(call)  # it asks on and on, and does not read the answers
+            else:
+                self._settle(call.share)
         if call.stream.complete:
-            call.inbox.put_nowait(None)
+            inbox.put_nowait(None)
+
+    def was_read(self, call: Call, part: bytes) -> None:
+        """Let go of a part of an exchange."""
+        self.room.scatter(call, len(part) + PART_BYTES)
+        self._resume_soon()
+
+    def end_silent(self, connection: Connection) -> None:
+        """End the calls of a connection of which nothing came since the last time; not if it was held back by us."""
+        if connection.held_back:
+            return
+        for stream in list(connection.streams.values()):
+            call = stream.call
+            if stream.complete or not isinstance(call, Call) or call.inbox is not None or stream.trailer is not None:
+                continue
+            if call.is_silent:
+                self._refuse(call, StatusCode.DEADLINE_EXCEEDED, "nothing more of the request came for too long")
+            else:
+                call.is_silent = True
 
     def expire(self, call: Call) -> None:
         """End a call because its client does not wait any longer."""
@@ -194,202 +182,148 @@ class Calls:
         if call.task is not None:
             self._cancel(call, call.task)
         else:
-            self._refuse(call, StatusCode.DEADLINE_EXCEEDED, "the request did not come in time")
+            late = "its turn" if call.stream.complete else "the request"
+            self._refuse(call, StatusCode.DEADLINE_EXCEEDED, f"{late} did not come in time")
 
     def abandon(self, call: Call) -> None:
-        """End a call whose client has gone."""
-        self._let_go(call)
-        if call.timer is not None:
-            call.timer.cancel()
-        if call.task is not None:
+        """End a call whose client has gone; as long as it runs, it counts as one of its connection."""
+        if call.task is None:
+            self.done(call)
+        else:
+            self._count_lingering(call, call.task)
             self._cancel(call, call.task)
-
-    def _let_go(self, call: Call) -> None:
-        """Forget what came of a request."""
-        self._held -= call.size
-        call.parts, call.size = [], 0
 
     def _cancel(self, call: Call, task: asyncio.Task[None]) -> None:
         def after(_: object) -> None:
             if call.task is task:  # it had not even begun, so that nothing of it has run
-                self._fail(call.method.name, call, asyncio.CancelledError())
-                self._done(call)
+                self.fail(call, asyncio.CancelledError())
+                self.done(call)
 
         task.add_done_callback(after)
         task.cancel()
+
+    # --- room ---------------------------------------------------------------------------------------------------------
+
+    def _settle(self, share: Share) -> None:
+        """Run what has waited long enough, and refuse what there is no room for."""
+        room = self.room
+        while True:
+            while (call := room.next_of(share)) is not None:
+                assert call.body is not None, "it waits with what came"
+                body, call.body = bytes(call.body), None
+                self._start(call, body)
+            excess = room.excess(share)
+            if excess is None:
+                break
+            self._shed(excess)
+        room.settle(share)
+
+    def _shed(self, call: Call) -> None:
+        if call.task is None:
+            self._refuse(call, *status_of(LimitError(TOO_MUCH)))
+        else:
+            self.room.release(call)
+            call.stream.reset(Code.ENHANCE_YOUR_CALM)
+            self.abandon(call)
+
+    def _resume_soon(self) -> None:
+        """Look after connections that are held back, once in a turn of the loop."""
+        if self.room.stalled and not self._is_resuming:
+            self._is_resuming = True
+            asyncio.get_running_loop().call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._is_resuming = False
+        for share in list(self.room.stalled):
+            self._settle(share)
+
+    # --- running ------------------------------------------------------------------------------------------------------
 
     def _start(self, call: Call, body: bytes) -> None:
         if self.stopping:
             self._refuse(call, StatusCode.UNAVAILABLE, STOPPING)
             return
         method = call.method
-        if method.reply is not None:
-            method.reply(call, body)
+        try:
+            data = only_message(body, call.stream.request.encoding, method.limit)
+        except MessageError as error:
+            self.fail(call, error)
+            self.done(call)
             return
-        assert method.answer is not None, "it has the one or the other"
-        task = asyncio.get_running_loop().create_task(method.answer(call, body))
-        call.task = task
-        self.running.add(task)
+        if len(data) > call.size:
+            self.room.grow(call, len(data) - call.size)
+            self.room.settle(call.share)
+        if method.reply is not None:
+            method.reply(call, data)
+        else:
+            self._run(call, data)
 
-    def _done(self, call: Call) -> None:
-        task, call.task = call.task, None
-        if task is not None:
-            self.running.discard(task)
-            self._streams.discard(task)
+    def _run(self, call: Call, data: bytes) -> None:
+        method = call.method
+        assert method.answer is not None, "what is not replied to at once is answered"
+        call.task = asyncio.get_running_loop().create_task(method.answer(call, data))
+        self.running.add(call)
+        if method.lasts:
+            self._streams.add(call)
+            if call.inbox is None:
+                self.room.release(call)  # what it was asked is small, and gone soon
+                self._resume_soon()
+
+    def _refuse(self, call: Call, code: StatusCode, text: str) -> None:
+        """End a call that was never run."""
+        self.done(call)
+        self.count(call.method.name, code.name)
+        call.end(code, text)
+
+    def done(self, call: Call) -> None:
+        """Forget a call."""
+        if call.task is not None:
+            call.task = None
+            self.running.discard(call)
+            self._streams.discard(call)
         if call.timer is not None:
             call.timer.cancel()
-        self._let_go(call)
+        call.body = None
+        self.room.release(call)
+        if self.room.stalled:
+            self._resume_soon()
 
-    # --- stopping -----------------------------------------------------------------------------------------------------
+    def linger(self, call: Call, task: asyncio.Task[Message]) -> None:
+        """Count a handler that goes on without its client until it ends, and say if it ends badly."""
+        self._count_lingering(call, task)
+        give_back = self.room.lend(call)
 
-    def end_streams(self) -> None:
-        """End every call that would go on for ever, and say why."""
-        self.stopping = True
-        for task in self._streams:
-            task.cancel()
+        def ended(_: object) -> None:
+            give_back()
+            self._resume_soon()
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not isinstance(error, IsterError):
+                log.error("call_failed", call=call.method.name, exc_info=error)
 
-    async def end_others(self, grace_s: float) -> None:
-        """Wait for the calls that are under way; what takes longer is ended, and told to come again."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + grace_s
-        while self.running and loop.time() < deadline:
-            await asyncio.wait(self.running, timeout=deadline - loop.time())
-        late = list(self.running)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        task.add_done_callback(ended)
 
-    async def finish(self, timeout_s: float) -> None:
-        """Wait for the calls that go on without their clients; what takes longer is cancelled, and said."""
-        if self._finishing:
-            _, late = await asyncio.wait(self._finishing, timeout=timeout_s)
-            for task in late:
-                log.warning("call_cut_short", call=task.get_name())
-                task.cancel()
+    @staticmethod
+    def _count_lingering(call: Call, task: asyncio.Task[None] | asyncio.Task[Message]) -> None:
+        connection = call.stream.connection
+        connection.lingering += 1
 
-    # --- methods ------------------------------------------------------------------------------------------------------
+        def ended(_: object) -> None:
+            connection.lingering -= 1
 
-    def _unary(self, name: str, method: Unary) -> Answering:
-        decode = _decoder(method.request, self._limit)
-        with_call = wants_call(method.handler)
-        handler: Any = self._finisher(name, method.handler) if method.finishes else method.handler
-        rpcs, ok, limit = self._rpcs, (f"/{name}", "OK"), self._limit
-        rpcs.setdefault(ok, 0)
+        task.add_done_callback(ended)
 
-        async def answer(call: Call, body: bytes) -> None:
-            stream = call.stream
-            try:
-                request = decode(only_message(body, stream.request.encoding, limit))
-                response = await (handler(request, call) if with_call else handler(request))
-                stream.answer(response.SerializeToString(), call.trailing)
-                rpcs[ok] += 1
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the root of a call
-                body = b""  # not kept by the traceback of the answer, which lives until the next collection
-                self._fail(name, call, error)
-            finally:
-                self._done(call)
+    def finishing(self, task: asyncio.Task[Message]) -> None:
+        """Remember a handler that runs to its end, whatever its client does."""
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
 
-        return answer
-
-    def _prompt(self, name: str, method: Prompt) -> Replying:
-        decode = _decoder(method.request, self._limit)
-        handler, rpcs, ok, limit = method.handler, self._rpcs, (f"/{name}", "OK"), self._limit
-        rpcs.setdefault(ok, 0)
-
-        def reply(call: Call, body: bytes) -> None:
-            stream = call.stream
-            try:
-                response = handler(decode(only_message(body, stream.request.encoding, limit)))
-                stream.answer(response.SerializeToString())
-                rpcs[ok] += 1
-            except Exception as error:  # noqa: BLE001  # the root of a call
-                self._fail(name, call, error)
-            finally:
-                self._done(call)
-
-        return reply
-
-    def _finisher(self, name: str, handler: Any) -> Callable[..., Coroutine[Any, Any, Message]]:
-        """Let a handler run to its end when its client goes away."""
-
-        async def finish(*arguments: object) -> Message:
-            task = asyncio.create_task(handler(*arguments), name=name)
-            self._finishing.add(task)
-            task.add_done_callback(self._finishing.discard)
-            try:
-                return await asyncio.shield(task)
-            except asyncio.CancelledError:
-                task.add_done_callback(_report_abandoned)
-                raise
-
-        return finish
-
-    def _stream(self, name: str, method: ServerStream) -> Answering:
-        decode = _decoder(method.request, self._limit)
-        with_call = wants_call(method.handler)
-        handler: Any = method.handler
-
-        async def send(call: Call, body: bytes) -> None:
-            stream = call.stream
-            request = decode(only_message(body, stream.request.encoding, self._limit))
-            items = handler(request, call) if with_call else handler(request)
-            turn = 0
-            try:
-                async for item in items:
-                    turn += 1
-                    if not stream.write(item if type(item) is bytes else item.SerializeToString()):
-                        await _drained(stream)
-                    elif turn % TURN_MESSAGES == 0:
-                        await asyncio.sleep(0)
-            finally:
-                # Not left to the collector: whoever waits behind this consumer must not wait for that.
-                if hasattr(items, "aclose"):
-                    await items.aclose()
-
-        return self._going_on(name, send)
-
-    def _exchange(self, name: str, method: Exchange) -> Answering:
-        decode = _decoder(method.request, self._limit)
-
-        async def send(call: Call, body: bytes) -> None:
-            assert call.inbox is not None, "it is run with one"
-            buffer = bytearray(body)
-            while (part := await call.inbox.get()) is not None:
-                call.size -= len(part)
-                self._held -= len(part)
-                buffer += part
-                for data in take_messages(buffer, call.stream.request.encoding, self._limit):
-                    response = await method.handler(decode(data))
-                    if not call.stream.write(response.SerializeToString()):
-                        await _drained(call.stream)
-
-        return self._going_on(name, send)
-
-    def _going_on(self, name: str, send: Answering) -> Answering:
-        """Run what may go on for long, and is ended when the broker stops."""
-
-        async def stream(call: Call, body: bytes) -> None:
-            task = asyncio.current_task()
-            assert task is not None, "every call runs in a task"
-            self._streams.add(task)
-            opening = asyncio.get_running_loop().call_later(HEADERS_AFTER_S, call.stream.start)
-            try:
-                await send(call, body)
-                self.count(name, "OK")
-                call.end(StatusCode.OK, "")
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the root of a call
-                self._fail(name, call, error)
-            finally:
-                opening.cancel()
-                self._done(call)
-
-        return stream
-
-    def _fail(self, name: str, call: Call, error: BaseException) -> None:
+    def fail(self, call: Call, error: BaseException) -> None:
         """Answer with an error; when the client has gone, nobody is there to be answered."""
         if isinstance(error, MessageError):
             [code] = [code for code in StatusCode if code.value[0] == error.code]
             text = error.text
+            if isinstance(error, UnknownPackingError):
+                call.trail(*headers.ENCODINGS)
         elif isinstance(error, Exception):
             code, text = status_of(error)
             if isinstance(error, IsterError):
@@ -404,54 +338,59 @@ class Calls:
         else:
             # Something that the handler waited for was cancelled.
             code, text = StatusCode.INTERNAL, INTERNAL_TEXT
-        self.count(name, code.name)
+        self.count(call.method.name, code.name)
         if text is INTERNAL_TEXT:
-            log.error("call_failed", call=name, exc_info=error)
+            log.error("call_failed", call=call.method.name, exc_info=error)
         call.end(code, text)
 
     def count(self, name: str, code: str) -> None:
         """Count a call that has ended."""
         key = (f"/{name}", code)
-        self._rpcs[key] = self._rpcs.get(key, 0) + 1
+        self.rpcs[key] = self.rpcs.get(key, 0) + 1
+
+    # --- stopping -----------------------------------------------------------------------------------------------------
+
+    def end_streams(self) -> None:
+        """End every call that would go on for ever, or has not begun, and say why."""
+        self.stopping = True
+        for call in list(self._streams):
+            assert call.task is not None, "it runs"
+            self._cancel(call, call.task)
+        for share in list(self.room.stalled):
+            for call in list(share.waiting):
+                if call in share.pending:
+                    self._refuse(call, StatusCode.UNAVAILABLE, STOPPING)
+
+    async def end_others(self, grace_s: float) -> None:
+        """Wait for the calls that are under way; what takes longer is ended, and told to come again."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_s
+        while self.running and loop.time() < deadline:
+            await asyncio.wait(self._tasks(), timeout=deadline - loop.time())
+        late = self._tasks()
+        for call in list(self.running):
+            assert call.task is not None, "it runs"
+            self._cancel(call, call.task)
+        if late:
+            await asyncio.wait(late, timeout=CUT_S)
+
+    def _tasks(self) -> set[asyncio.Task[None]]:
+        return {call.task for call in self.running if call.task is not None}
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait for the calls that go on without their clients; what takes longer is cancelled, and said."""
+        if not self._finishing:
+            return
+        _, late = await asyncio.wait(self._finishing, timeout=timeout_s)
+        for task in late:
+            log.warning("call_cut_short", call=task.get_name())
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=CUT_S)
 
 
-async def _drained(stream: Stream) -> None:
-    """Wait until the client has taken what was written."""
-    if stream.closed:
-        return
-    taken = asyncio.get_running_loop().create_future()
-
-    def wake() -> None:
-        if not taken.done():
-            taken.set_result(None)
-
-    stream.drained = wake
-    try:
-        await taken
-    finally:
-        stream.drained = None
-
-
-def _too_large(name: str, size: int, limit: int) -> InvalidRequestError:
-    return InvalidRequestError(f"this {name} has {size} bytes; the broker takes at most {limit}")
-
-
-def _decoder(kind: type[Message], limit: int) -> Callable[[bytes], Message]:
-    parse, name = kind.FromString, kind.DESCRIPTOR.full_name
-
-    def decode(data: bytes) -> Message:
-        if len(data) > limit:
-            raise _too_large(name, len(data), limit)
-        try:
-            return parse(data)
-        except DecodeError:
-            raise InvalidRequestError(f"these {len(data)} bytes are not a {name}") from None
-
-    return decode
-
-
-def _report_abandoned(task: asyncio.Task[Message]) -> None:
-    """Say how a call ended whose client did not wait for it, if it ended badly."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        log.error("call_failed", call=task.get_name(), exc_info=error)
+def _size(call: Call) -> int:
+    """Return how large a request is that is not complete: as it says, or as it is."""
+    if call.body is None or call.size < PREFIX_BYTES:
+        return 0
+    return max(int.from_bytes(call.body[1:PREFIX_BYTES]), call.size - PREFIX_BYTES)

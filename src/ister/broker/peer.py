@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import sys
+import termios
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
@@ -14,10 +17,11 @@ from ister.broker.calls import Call
 from ister.broker.http2 import headers
 from ister.broker.http2.connection import Connection
 from ister.broker.http2.frames import BrokenProtocolError, Code
+from ister.broker.room import Share
 
 if TYPE_CHECKING:
     from ister.broker.calls import Calls
-    from ister.broker.http2.connection import Stream
+    from ister.broker.http2.stream import Stream
 
 WRITE_BUFFER_BYTES: Final = 1024 * 1024
 """What may wait for a client that does not read, before nothing more is read from it."""
@@ -25,12 +29,26 @@ PING_STRIKES_MAX: Final = 100
 """How many pings may come too soon; some clients measure the line with a few in a row."""
 CLOSING_S: Final = 1.0
 """How long a client may take to read the last that it is told, and to close."""
+GREETING_S: Final = 10.0
+"""How long a client may take to say that it speaks HTTP/2, and to tell its settings."""
+SILENCE_S: Final = 30.0
+"""After how long requests of which nothing more comes are looked for; each is ended when it is found twice."""
+LEAVING_MAX: Final = 100
+"""Clients that were not let in and have not left yet; there is no time to be polite to more."""
 NO_HTTP2: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
     b"This port speaks gRPC (HTTP/2 without TLS) and nothing else.\n"
 )
 
 log = structlog.get_logger()
+
+
+def _sent_and_not_taken(sock: socket.socket) -> int:
+    """Return how many bytes the system keeps that the other end has not acknowledged; 0 where it does not tell."""
+    try:
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +60,52 @@ class Pings:
     least_s: float
 
 
+class Door:
+    """How many connections a port takes: the process needs descriptors for its files, too."""
+
+    def __init__(self, connections_max: int) -> None:
+        self.connections_max = connections_max
+        self.leaving = 0
+        self._is_full = False
+
+    def lets_in(self, present: int, address: str) -> bool:
+        """Whether there is a place for one more; that there is none is said once, until there are some again."""
+        if present < self.connections_max:
+            if present < self.connections_max * 9 // 10:
+                self._is_full = False
+            return True
+        if not self._is_full:
+            self._is_full = True
+            reason = f"this port has {present} connections, which is all that it takes"
+            log.info("connection_refused", peer=address, reason=reason)
+        return False
+
+
 class Peer(asyncio.Protocol):
     """A connection: what comes is given to the machine, what it wants to send is sent once a turn of the loop."""
 
-    def __init__(self, calls: Calls, pings: Pings, peers: set[Peer]) -> None:
+    def __init__(self, calls: Calls, pings: Pings, door: Door, peers: set[Peer]) -> None:
         self._calls = calls
         self._pings = pings
+        self._door = door
         self._peers = peers
         self._loop = asyncio.get_running_loop()
         self._strikes = 0
         self._pings_seen = 0
         self._pinged_at = float("-inf")
         self._heard = False
+        self._written = 0
+        self._taken = 0
+        self._is_behind = False
         self._paused = False
         self._closing = False
         self._ended = False
         self._address = ""
         self._timer: asyncio.TimerHandle | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
         self._connection: Connection
+        self._share: Share
         self.lost = self._loop.create_future()
 
     # --- what asyncio tells -------------------------------------------------------------------------------------------
@@ -76,8 +121,15 @@ class Peer(asyncio.Protocol):
         host = f"[{place[0]}]" if family == "ipv6" else place[0]
         self._address = f"{family}:{host}:{place[1]}"
         self._connection = Connection(self, self._wake)
+        self._share = Share(self._connection, self._address)
+        if not self._door.lets_in(len(self._peers), self._address):
+            self._turn_away()
+            return
         self._peers.add(self)
-        self._timer = self._loop.call_later(self._pings.every_s, self._ask)
+        self._calls.room.shares.add(self._share)
+        patience_s = min(GREETING_S, self._pings.every_s + self._pings.timeout_s)
+        self._timer = self._loop.call_later(patience_s, self._judge_greeting)
+        self._sweep_timer = self._loop.call_later(SILENCE_S, self._sweep)
 
     def data_received(self, data: bytes) -> None:
         """Take what came."""
@@ -119,13 +171,13 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         """Let every call know that its client has gone."""
         self._closing = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timers()
         self._peers.discard(self)
         for stream in list(self._connection.streams.values()):
             stream.closed = True
             self._connection.forget(stream)
             self.abandoned(stream)
+        self._calls.room.forget(self._share)
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -135,19 +187,21 @@ class Peer(asyncio.Protocol):
         """Find the method of a call; what is no call of ours is refused."""
         request = stream.request
         method = self._calls.methods.get(request.path)
-        if not request.content_type.startswith("application/grpc") or request.method != "POST":
+        if not request.is_call:
             stream.started = True
             stream.end(headers.refusal(415))
         elif request.problem:
-            stream.end(headers.end(StatusCode.INTERNAL.value[0], request.problem))
+            stream.end(headers.end(request.problem_code, request.problem))
         elif method is None:
             text = f"there is no method {request.path[:200]} here"
-            stream.end(headers.ENCODINGS + headers.end(StatusCode.UNIMPLEMENTED.value[0], text))
+            stream.end(headers.end(StatusCode.UNIMPLEMENTED.value[0], text, (headers.ENCODINGS,)))
         else:
-            call = Call(stream, method, self._address)
+            call = Call(stream, method, self._share)
             stream.call = call
             if request.timeout_s is not None:
                 call.timer = self._loop.call_later(request.timeout_s, self._calls.expire, call)
+            if not method.gathers:
+                self._calls.begin(call)
 
     def received(self, stream: Stream) -> None:
         """Give what came to the call."""
@@ -173,8 +227,7 @@ class Peer(asyncio.Protocol):
             self._connection.go_away(Code.NO_ERROR)
         self._closing = True
         self._flush()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timers()
         # Not closed at once: the system would throw away what the client has not read yet if there is input that we have not.
         self._timer = self._loop.call_later(CLOSING_S, self.abort)
         if not self._transport.is_closing():
@@ -189,6 +242,23 @@ class Peer(asyncio.Protocol):
         """Close, whether or not the client reads."""
         self._transport.abort()
 
+    def _turn_away(self) -> None:
+        """Close a connection for which there is no place, without having spoken."""
+        if self._door.leaving >= LEAVING_MAX:
+            self.abort()
+            return
+        self._door.leaving += 1
+        self.lost.add_done_callback(self._has_left)
+        self.close()
+
+    def _has_left(self, _: object) -> None:
+        self._door.leaving -= 1
+
+    def _stop_timers(self) -> None:
+        for timer in (self._timer, self._sweep_timer):
+            if timer is not None:
+                timer.cancel()
+
     # --- sending and asking -------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
@@ -198,23 +268,49 @@ class Peer(asyncio.Protocol):
         if not self._ended and (not self._paused or self._closing):
             data = self._connection.take_output()
             if data and not self._transport.is_closing():
+                self._written += len(data)
                 self._transport.write(data)
+
+    def _sweep(self) -> None:
+        """End the calls of which nothing more comes."""
+        self._sweep_timer = self._loop.call_later(SILENCE_S, self._sweep)
+        self._calls.end_silent(self._connection)
+
+    def _judge_greeting(self) -> None:
+        """Do not wait for a client that does not say what it speaks."""
+        if self._connection.greeted:
+            self._ask()
+        else:
+            self.abort()
 
     def _ask(self) -> None:
         """Ask a client that has been silent whether it is there."""
-        if self._heard:
-            self._heard = False
+        self._connection.resets = 0
+        if self._has_moved():
             self._timer = self._loop.call_later(self._pings.every_s, self._ask)
         else:
-            self._connection.ping()
+            if not self._paused:
+                self._connection.ping()
             self._timer = self._loop.call_later(self._pings.timeout_s, self._judge_silence)
 
     def _judge_silence(self) -> None:
-        if self._heard:
-            self._ask()
+        if self._has_moved():
+            self._timer = self._loop.call_later(self._pings.every_s, self._ask)
         else:
             log.info("client_gone", peer=self._address, silent_s=self._pings.every_s + self._pings.timeout_s)
             self.abort()
+
+    def _has_moved(self) -> bool:
+        """Whether the client has said something since this was asked last, or has taken some of what waits for it.
+
+        That is a sign of life only when something waits here: as long as there is room, the systems at both ends take it for
+        somebody who sleeps.
+        """
+        unsent = self._transport.get_write_buffer_size()
+        taken = self._written - unsent - _sent_and_not_taken(self._transport.get_extra_info("socket"))
+        moved = self._heard or (self._is_behind and taken > self._taken)
+        self._heard, self._is_behind, self._taken = False, unsent > 0, taken
+        return moved
 
     def _judge_pings(self) -> None:
         now = self._loop.time()

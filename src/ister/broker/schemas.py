@@ -56,6 +56,7 @@ class SchemaRegistry:
                     pb.RegisterSchemaRequest,
                     pb.RegisterSchemaResponse,
                     finishes=True,
+                    large=True,
                 ),
                 Unary("GetSchema", self.get_schema, pb.GetSchemaRequest, pb.GetSchemaResponse),
                 Unary("GetLatestSchema", self.get_latest_schema, pb.GetLatestSchemaRequest, pb.GetSchemaResponse),
@@ -65,6 +66,7 @@ class SchemaRegistry:
                     self.check_compatibility,
                     pb.CheckCompatibilityRequest,
                     pb.CheckCompatibilityResponse,
+                    large=True,
                 ),
                 Unary(
                     "DeleteSchemaVersion",

@@ -46,7 +46,8 @@ class Unary:
     """A method with one answer.
 
     A client that goes away cancels its handler, at any await. With `finishes` the handler runs to its end all the same:
-    for one that takes several steps, of which no half may remain.
+    for one that takes several steps, of which no half may remain. A request is small unless it is said to be `large`: one
+    that has a client's data in it, and may be as long as a message.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Unary:
     request: type[Message]
     response: type[Message]
     finishes: bool = False
+    large: bool = False
 
 
 @dataclass(frozen=True, slots=True)

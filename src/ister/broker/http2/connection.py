@@ -38,26 +38,28 @@ from ister.broker.http2.frames import (
     Setting,
     frame,
 )
+from ister.broker.http2.stream import UNREAD_MAX, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ister.broker.http2.headers import Request
 
 STREAMS_MAX: Final = 4096
 """Calls at a time on one connection; a client that wants more waits."""
 STREAM_WINDOW: Final = 1024 * 1024
 CONNECTION_WINDOW: Final = 16 * 1024 * 1024
-BLOCK_BYTES_MAX: Final = 4 * headers.LIST_BYTES_MAX
-"""What the headers of one request may take as they are sent."""
+BLOCK_BYTES_MAX: Final = 20 * 1024
+"""What the headers of one request may take as they are sent: a little more than a list of 16 KiB can need, so that who sends
+one that is too long is told so and keeps his connection."""
 IDLE_FRAMES_MAX: Final = 1000
-"""Frames in a row that move nothing: settings, priorities, empty data."""
-UNREAD_MAX: Final = 64 * 1024
-"""How many bytes of a stream wait to be sent before its writer must wait."""
+"""Frames in a row that move nothing: settings, priorities, empty data, answers to what we did not ask."""
+LATE_FRAMES_MAX: Final = 10_000
+"""Frames in a row for calls that have ended: all may be given up when they have just been answered, each with a window."""
+RESETS_MAX: Final = STREAMS_MAX
+"""Calls given up that were not answered at all, beyond those that were: a client may give up all that it has, once."""
+TABLE_BYTES: Final = 4096
+"""The common memory of headers as everyone has it at first."""
 
 _FORBIDDEN_ON_STREAM: Final = frozenset({SETTINGS, PING, GOAWAY})
-_START_HEAD: Final = HEAD.pack(0, len(headers.START), HEADERS, END_HEADERS, 0)[:5]
-_OK_HEAD: Final = HEAD.pack(0, len(headers.END_OK), HEADERS, END_HEADERS | END_STREAM, 0)[:5]
 
 
 class Calls(Protocol):
@@ -73,113 +75,6 @@ class Calls(Protocol):
         """Learn that the client does not wait any more."""
 
 
-class Stream:
-    """One call: what the client sent, and what it is still to get."""
-
-    __slots__ = (
-        "body",
-        "call",
-        "closed",
-        "complete",
-        "connection",
-        "drained",
-        "id",
-        "request",
-        "started",
-        "trailer",
-        "unsent",
-        "unsent_bytes",
-        "window_in",
-        "window_out",
-    )
-
-    def __init__(self, connection: Connection, number: int, request: Request, window_out: int) -> None:
-        self.connection = connection
-        self.id = number
-        self.request = request
-        self.call: object = None
-        """Whatever its owner remembers of it."""
-        self.body = b""
-        self.complete = False
-        self.closed = False
-        self.started = False
-        self.window_in = STREAM_WINDOW
-        self.window_out = window_out
-        self.unsent: list[bytes | memoryview] = []
-        self.unsent_bytes = 0
-        self.trailer: bytes | None = None
-        self.drained: Callable[[], None] | None = None
-        """Called, once, when what waited to be sent has become little."""
-
-    def start(self) -> None:
-        """Send the headers of the answer."""
-        if not self.started and not self.closed:
-            self.started = True
-            self.connection.send(_START_HEAD + self.id.to_bytes(4) + headers.START)
-
-    def write(self, message: bytes) -> bool:
-        """Send one message; False asks the writer to wait until `drained`."""
-        if self.closed:
-            return True
-        if not self.started:
-            self.start()
-        self.unsent.append(len(message).to_bytes(5))  # a flag of zero, and four bytes of length
-        self.unsent.append(message)
-        self.unsent_bytes += len(message) + 5
-        self.connection.blocked(self)
-        return self.unsent_bytes < UNREAD_MAX
-
-    def answer(self, message: bytes, trail: tuple[tuple[str, str], ...] = ()) -> None:
-        """Send the only message and the good end: most calls are this, and most of it is constant."""
-        connection = self.connection
-        size = len(message) + 5
-        if self.closed:
-            return
-        if size > self.window_out or size > connection.window_out or size > FRAME_BYTES_MAX or self.started:
-            self.write(message)
-            self.end(headers.end(0, "", trail))
-            return
-        connection.window_out -= size
-        number = self.id.to_bytes(4)
-        if trail:
-            block = headers.end(0, "", trail)
-            last = frame(HEADERS, END_HEADERS | END_STREAM, self.id, block)
-        else:
-            last = _OK_HEAD + number + headers.END_OK
-        connection.send(
-            b"".join(
-                (
-                    _START_HEAD,
-                    number,
-                    headers.START,
-                    HEAD.pack(0, size, DATA, 0, self.id),
-                    (size - 5).to_bytes(5),
-                    message,
-                    last,
-                )
-            )
-        )
-        self.closed = True
-        connection.forget(self)
-
-    def end(self, block: bytes) -> None:
-        """End the answer with these headers, after everything that was written."""
-        if self.closed or self.trailer is not None:
-            return
-        if not self.started:
-            self.started = True
-            block = headers.START + block
-        self.trailer = block
-        self.connection.blocked(self)
-
-    def reset(self, code: Code) -> None:
-        """End the call without an answer."""
-        if not self.closed:
-            self.closed = True
-            self.connection.send(frames.reset(self.id, code))
-            self.connection.forget(self)
-
-
 class Connection:
     """What both ends have said so far."""
 
@@ -190,6 +85,14 @@ class Connection:
         """Pings since we last sent anything of a call."""
         self.going = False
         """No new call is taken."""
+        self.held_back = False
+        """Whether the peer may send no more data than its window has now; see `let_go_on`."""
+        self.lingering = 0
+        """Calls that go on here although their streams have ended; they count among those that may be."""
+        self.resets = 0
+        """Calls that were given up without an answer, less those that were answered; whoever keeps time may forget some."""
+        self.table_shrinks = False
+        """Whether our next headers must say that we use no table."""
         self._calls = calls
         self._wake = wake
         self._streams_max = streams_max
@@ -198,7 +101,11 @@ class Connection:
         self._rest = b""
         self.prefaced = False
         """Whether the peer speaks HTTP/2 at all."""
-        self._greeted = False
+        self.greeted = False
+        """Whether it has told its settings."""
+        self._acks_due = 0
+        self._pongs_due = 0
+        self._table_is_gone = False
         self._last = 0
         self._block: bytearray | None = None
         self._block_stream = 0
@@ -206,7 +113,7 @@ class Connection:
         self._headers = headers.RequestHeaders()
         self._stream_window_out = WINDOW_START
         self._window_in = CONNECTION_WINDOW
-        self._idle_frames = 0
+        self._idle_frames = self._late_frames = 0
         self._blocked: dict[int, Stream] = {}
 
     # --- sending ------------------------------------------------------------------------------------------------------
@@ -236,16 +143,36 @@ class Connection:
 
     def ping(self) -> None:
         """Ask the peer for a sign of life."""
-        self.send(frame(PING, 0, 0, b"are you?"))
+        if self.prefaced:
+            self._pongs_due += 1
+            self.send(frame(PING, 0, 0, b"are you?"))
 
     def ask_to_leave(self) -> None:
         """Ask the peer to open no more calls here; those that it has on the way are looked at."""
-        self.send(frames.goaway(STREAM_MAX, Code.NO_ERROR))
+        if self.prefaced:
+            self.send(frames.goaway(STREAM_MAX, Code.NO_ERROR))
 
     def go_away(self, code: Code, why: str = "") -> None:
         """Take no more calls, and say so and why; those that are under way go on."""
         self.going = True
-        self.send(frames.goaway(self._last, code, why))
+        if self.prefaced:
+            self.send(frames.goaway(self._last, code, why))
+
+    def let_go_on(self) -> None:
+        """Give the peer back what was held back of its window."""
+        self.held_back = False
+        if self._window_in < CONNECTION_WINDOW // 2:
+            self._widen()
+
+    def first_block(self, block: bytes) -> bytes:
+        """Return a block of headers with what its reader has to know first."""
+        self.table_shrinks, self._table_is_gone = False, True
+        return headers.NO_TABLE + block
+
+    def count_reset(self, stream: Stream) -> None:
+        """Remember a call that was given up, unless it has had something of an answer."""
+        if not stream.started:
+            self.resets += 1
 
     def forget(self, stream: Stream) -> None:
         """Let go of a stream that is closed."""
@@ -268,7 +195,10 @@ class Connection:
                     self._blocked[stream.id] = stream  # behind the others
             elif stream.trailer is not None:
                 flags = END_HEADERS | END_STREAM
-                self._out.append(frame(HEADERS, flags, stream.id, stream.trailer))
+                block = self.first_block(stream.trailer) if self.table_shrinks else stream.trailer
+                self._out.append(frame(HEADERS, flags, stream.id, block))
+                if self.resets:
+                    self.resets -= 1
                 if not stream.complete:
                     self._out.append(frames.reset(stream.id, Code.NO_ERROR))  # what it still sends is not needed
                 stream.closed = True
@@ -278,7 +208,7 @@ class Connection:
         room = min(self.window_out, stream.window_out)
         if room <= 0:
             return
-        self.pings = self._idle_frames = 0
+        self.pings = self._idle_frames = self._late_frames = 0
         data = b"".join(stream.unsent) if len(stream.unsent) > 1 else stream.unsent[0]
         stream.unsent.clear()
         sent = min(room, len(data))
@@ -339,7 +269,12 @@ class Connection:
             Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
             Setting.MAX_HEADER_LIST_SIZE: headers.LIST_BYTES_MAX,
         }
+        self._acks_due += 1
         self.send(frames.settings(ours) + frames.window_update(0, CONNECTION_WINDOW - WINDOW_START))
+
+    def _widen(self) -> None:
+        self.send(frames.window_update(0, CONNECTION_WINDOW - self._window_in))
+        self._window_in = CONNECTION_WINDOW
 
     def _take_data(self, number: int, flags: int, data: bytes, start: int, stop: int) -> None:
         size = stop - start
@@ -347,8 +282,8 @@ class Connection:
         if self._window_in < CONNECTION_WINDOW // 2:
             if self._window_in < 0:
                 raise BrokenProtocolError(Code.FLOW_CONTROL_ERROR, "more data came than the window allows")
-            self.send(frames.window_update(0, CONNECTION_WINDOW - self._window_in))
-            self._window_in = CONNECTION_WINDOW
+            if not self.held_back:
+                self._widen()
         if flags & PADDED:
             if not size or data[start] >= size:
                 raise BrokenProtocolError(Code.PROTOCOL_ERROR, "padding is longer than its frame")
@@ -357,8 +292,9 @@ class Connection:
         if stream is None or stream.complete:
             self._check_not_idle(number)
             if stream is not None:
-                stream.reset(Code.STREAM_CLOSED)
-                self._calls.abandoned(stream)
+                self._give_up(stream, Code.STREAM_CLOSED)
+            elif not size:
+                self._count_late()
             return
         ends = flags & END_STREAM
         if not ends:
@@ -376,7 +312,7 @@ class Connection:
             self._calls.received(stream)
 
     def _take_headers(self, number: int, flags: int, block: bytes) -> None:
-        if not self._greeted or not number & 1:
+        if not self.greeted or not number & 1:
             raise BrokenProtocolError(Code.PROTOCOL_ERROR, "headers came for a stream that cannot be")
         if flags & (PADDED | WITH_PRIORITY):
             padding = 0
@@ -426,11 +362,13 @@ class Connection:
         if self.going:
             return  # the client was told that this one is not looked at
         self._last = number
-        if len(self.streams) >= self._streams_max:
+        if len(self.streams) + self.lingering >= self._streams_max:
             self.send(frames.reset(number, Code.REFUSED_STREAM))
+            self.resets += 1
+            self._judge_resets()
             return
-        self._idle_frames = 0
-        stream = Stream(self, number, request, self._stream_window_out)
+        self._idle_frames = self._late_frames = 0
+        stream = Stream(self, number, request, STREAM_WINDOW, self._stream_window_out)
         self.streams[number] = stream
         self._calls.opened(stream)
         if ends:
@@ -439,7 +377,7 @@ class Connection:
                 self._calls.received(stream)
 
     def _take_other(self, kind: int, flags: int, number: int, body: bytes) -> None:
-        if not self._greeted and kind != SETTINGS:
+        if not self.greeted and kind != SETTINGS:
             raise BrokenProtocolError(Code.PROTOCOL_ERROR, "a connection begins with settings")
         if number and kind in _FORBIDDEN_ON_STREAM:
             raise BrokenProtocolError(Code.PROTOCOL_ERROR, "a frame for the connection came on a stream")
@@ -474,11 +412,11 @@ class Connection:
             stream = self.streams.get(number)
             if stream is None:
                 self._check_not_idle(number)
+                self._count_late()
                 return
             stream.window_out += more
             if not more or stream.window_out > WINDOW_MAX:
-                stream.reset(Code.FLOW_CONTROL_ERROR if more else Code.PROTOCOL_ERROR)
-                self._calls.abandoned(stream)
+                self._give_up(stream, Code.FLOW_CONTROL_ERROR if more else Code.PROTOCOL_ERROR)
                 return
             if stream.unsent:
                 self._blocked[number] = stream
@@ -492,6 +430,10 @@ class Connection:
         if not flags & ACK:
             self.pings += 1
             self.send(frame(PING, ACK, 0, body))
+        elif self._pongs_due:
+            self._pongs_due -= 1
+        else:
+            self._count_idle()
 
     def _take_reset(self, number: int, body: bytes) -> None:
         if len(body) != 4:  # one number
@@ -499,21 +441,28 @@ class Connection:
         stream = self.streams.get(number)
         if stream is None:
             self._check_not_idle(number)
+            self._count_late()
             return
         stream.closed = True
+        self.count_reset(stream)
         self.forget(stream)
         self._calls.abandoned(stream)
+        self._judge_resets()
 
     def _take_settings(self, flags: int, body: bytes) -> None:
         if flags & ACK:
             if body:
                 raise BrokenProtocolError(Code.FRAME_SIZE_ERROR, "an answer to settings is empty")
+            if self._acks_due:
+                self._acks_due -= 1
+            else:
+                self._count_idle()
             return
         if len(body) % 6:
             raise BrokenProtocolError(Code.FRAME_SIZE_ERROR, "settings are pairs of numbers")
-        if self._greeted:
+        if self.greeted:
             self._count_idle()
-        self._greeted = True
+        self.greeted = True
         window = self._stream_window_out
         for at in range(0, len(body), 6):
             key, value = int.from_bytes(body[at : at + 2]), int.from_bytes(body[at + 2 : at + 6])
@@ -521,6 +470,8 @@ class Connection:
                 window = value
                 if window > WINDOW_MAX:
                     raise BrokenProtocolError(Code.FLOW_CONTROL_ERROR, "a window is too large")
+            elif key == Setting.HEADER_TABLE_SIZE and value < TABLE_BYTES:
+                self.table_shrinks = not self._table_is_gone
             elif key == Setting.ENABLE_PUSH and value > 1:
                 raise BrokenProtocolError(Code.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
             elif key == Setting.MAX_FRAME_SIZE and not FRAME_BYTES_MAX <= value < 1 << 24:
@@ -539,6 +490,16 @@ class Connection:
             if stream.unsent:
                 self._blocked[stream.id] = stream
 
+    def _give_up(self, stream: Stream, code: Code) -> None:
+        """End a call with which something is wrong."""
+        stream.reset(code)
+        self._calls.abandoned(stream)
+        self._judge_resets()
+
+    def _judge_resets(self) -> None:
+        if self.resets > RESETS_MAX:
+            raise BrokenProtocolError(Code.ENHANCE_YOUR_CALM, "too many calls are given up")
+
     def _check_not_idle(self, number: int) -> None:
         if not number & 1 or (number > self._last and not self.going):  # those are sent before our goodbye is read
             raise BrokenProtocolError(Code.PROTOCOL_ERROR, "a frame came for a stream that is not open")
@@ -547,3 +508,8 @@ class Connection:
         self._idle_frames += 1
         if self._idle_frames > IDLE_FRAMES_MAX:
             raise BrokenProtocolError(Code.ENHANCE_YOUR_CALM, "too many frames that move nothing")
+
+    def _count_late(self) -> None:
+        self._late_frames += 1
+        if self._late_frames > LATE_FRAMES_MAX:
+            raise BrokenProtocolError(Code.ENHANCE_YOUR_CALM, "too many frames for calls that have ended")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import quote
 
@@ -21,10 +21,21 @@ from ister.broker.http2.frames import BrokenProtocolError, Code
 
 LIST_BYTES_MAX: Final = 16 * 1024
 """What all headers of a request may take: more than any client sends, and gRPC's usual limit twice."""
-BLOCKS_KNOWN_MAX: Final = 256
+LIST_BYTES_READ: Final = 4 * LIST_BYTES_MAX
+"""How much of a list is read to its end, so that the next can be; one that is longer is made to do harm."""
+BLOCKS_KNOWN_MAX: Final = 64
 BLOCK_KNOWN_BYTES_MAX: Final = 1024
-"""What repeats itself is short; what is longer is not kept, because a client decides how much that is."""
+FIELDS_KNOWN_MAX: Final = 32
+FIELDS_KNOWN_BYTES_MAX: Final = 2048
+"""What repeats itself is short, as it is sent and as it is read; the rest is not kept, because a client decides how much
+that is."""
+RESOURCE_EXHAUSTED: Final = 8
+INTERNAL: Final = 13
 
+_ENTRY_BYTES: Final = 32
+"""What a field counts beside its name and value, by the standard."""
+_NAME: Final = re.compile(rb"[!-@\[-~]*")
+"""Visible, and no capital letter."""
 _TIMEOUT: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
 _SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
@@ -40,14 +51,20 @@ class Request:
     content_type: str
     encoding: str
     timeout_s: float | None
-    fields: tuple[tuple[str, str], ...]
+    fields: tuple[tuple[bytes, bytes], ...]
+    """As they came: those that both ends remember are there once, however many calls name them."""
     problem: str = ""
+    problem_code: int = INTERNAL
+    is_call: bool = True
+    """Whether it is a call of gRPC at all."""
 
     def header(self, key: str) -> str | None:
-        """Return the first value of this key, what is binary as text as far as it is text."""
+        """Return the first value of this key as text, as far as it is text; what is binary is unpacked first."""
+        wanted = key.encode()
         for name, value in self.fields:
-            if name == key:
-                return _text_of_binary(value) if name.endswith("-bin") else value
+            if name == wanted:
+                text = value.decode(errors="replace")
+                return _text_of_binary(text) if key.endswith("-bin") else text
         return None
 
 
@@ -56,7 +73,7 @@ class RequestHeaders:
 
     def __init__(self) -> None:
         self._table = _Table()
-        self._decoder = Decoder(max_header_list_size=LIST_BYTES_MAX)
+        self._decoder = Decoder(max_header_list_size=LIST_BYTES_READ)
         self._decoder.header_table = self._table
         self._known: dict[bytes, Request] = {}
         self._changes = 0
@@ -67,16 +84,23 @@ class RequestHeaders:
         if known is not None:
             return known
         try:
-            fields = tuple((str(name), str(value)) for name, value in self._decoder.decode(block))
-        except (HPACKError, UnicodeDecodeError) as error:
+            fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
+        except HPACKError as error:
             raise BrokenProtocolError(
                 Code.COMPRESSION_ERROR, f"headers cannot be read: {type(error).__name__}"
             ) from None
-        request = _request(fields)
+        size = sum(len(name) + len(value) for name, value in fields)
+        is_too_long = size + _ENTRY_BYTES * len(fields) > LIST_BYTES_MAX
+        request = _too_long(fields) if is_too_long else _request(fields)
         if self._table.changes != self._changes:
             self._changes = self._table.changes
             self._known.clear()
-        elif len(block) <= BLOCK_KNOWN_BYTES_MAX:
+        elif (
+            len(block) <= BLOCK_KNOWN_BYTES_MAX
+            and size < FIELDS_KNOWN_BYTES_MAX
+            and len(fields) <= FIELDS_KNOWN_MAX
+            and not request.problem
+        ):
             if len(self._known) >= BLOCKS_KNOWN_MAX:
                 self._known.clear()  # most were seen once; those that come again are soon known again
             self._known[bytes(block)] = request
@@ -102,35 +126,52 @@ class _Table(HeaderTable):
         HeaderTable.maxsize.fset(self, size)  # type: ignore[attr-defined]
 
 
-def _request(fields: tuple[tuple[str, str], ...]) -> Request:
-    found: dict[str, str] = {}
+def _request(fields: tuple[tuple[bytes, bytes], ...]) -> Request:
+    found: dict[bytes, bytes] = {}
     problem = ""
     plain = False
     for name, value in fields:
-        if name.startswith(":"):
+        if name.startswith(b":"):
             if plain or name in found:
-                problem = f"{name[:40]} is out of place"
+                problem = f"{name[:40].decode(errors='replace')} is out of place"
         else:
             plain = True
-            if name != name.lower():
-                problem = "a name of a header has capital letters"
+            if _NAME.fullmatch(name) is None:
+                problem = "a name of a header has capital letters, or what cannot be seen"
         found.setdefault(name, value)
-    timeout = found.get("grpc-timeout")
     timeout_s = None
-    if timeout is not None:
+    if b"grpc-timeout" in found:
+        timeout = found[b"grpc-timeout"].decode(errors="replace")
         match = _TIMEOUT.fullmatch(timeout)
         if match is None:
             problem = problem or f"grpc-timeout {timeout[:20]!r} is no time"
         else:
             timeout_s = int(match[1]) * _SECONDS[match[2]]
+    method = found.get(b":method", b"").decode(errors="replace")
+    content_type = found.get(b"content-type", b"").decode(errors="replace")
     return Request(
-        method=found.get(":method", ""),
-        path=found.get(":path", ""),
-        content_type=found.get("content-type", ""),
-        encoding=found.get("grpc-encoding", "identity"),
+        method=method,
+        path=found.get(b":path", b"").decode(errors="replace"),
+        content_type=content_type,
+        encoding=found.get(b"grpc-encoding", b"identity").decode(errors="replace"),
         timeout_s=timeout_s,
         fields=fields,
         problem=problem,
+        is_call=method == "POST" and (content_type + "+").startswith(("application/grpc+", "application/grpc;")),
+    )
+
+
+def _too_long(fields: tuple[tuple[bytes, bytes], ...]) -> Request:
+    """Return a request of which nothing is kept but that it cannot be served."""
+    request = _request(tuple(field for field in fields if field[0] in {b":method", b"content-type"}))
+    text = f"the headers of this call have more than {LIST_BYTES_MAX} bytes, which is all that the broker takes"
+    return replace(
+        request,
+        method=request.method[:40],
+        content_type=request.content_type[:40],
+        fields=(),
+        problem=text,
+        problem_code=RESOURCE_EXHAUSTED,
     )
 
 
@@ -165,7 +206,10 @@ def _text(text: bytes) -> bytes:
 STATUS_200: Final = b"\x88"
 """`:status 200` is entry 8 of the table that everyone has."""
 START: Final = STATUS_200 + literal("content-type", "application/grpc")
-ENCODINGS: Final = literal("grpc-accept-encoding", "identity,deflate,gzip")
+ENCODINGS: Final = ("grpc-accept-encoding", "identity,deflate,gzip")
+"""What we can read, for who sent something else, or may want to."""
+NO_TABLE: Final = b"\x20"
+"""Says that the common memory is empty from here on: who made his smaller wants to be told that we know."""
 END_OK: Final = literal("grpc-status", "0")
 
 

@@ -19,6 +19,10 @@ class MessageError(Exception):
         super().__init__(text)
 
 
+class UnknownPackingError(MessageError):
+    """A message is packed in a way that we cannot read; the client wants to hear what we can."""
+
+
 UNIMPLEMENTED: Final = 12
 INTERNAL: Final = 13
 INVALID_ARGUMENT: Final = 3
@@ -55,7 +59,7 @@ def unpack(flag: int, data: bytes, encoding: str, limit: int) -> bytes:
         raise MessageError(INTERNAL, "a message is packed, and grpc-encoding does not say how")
     bits = PACKINGS.get(encoding)
     if bits is None:
-        raise MessageError(UNIMPLEMENTED, f"grpc-encoding {encoding[:40]!r} is not known here")
+        raise UnknownPackingError(UNIMPLEMENTED, f"grpc-encoding {encoding[:40]!r} is not known here")
     unpacker = zlib.decompressobj(bits)
     try:
         message = unpacker.decompress(data, limit + 1)
