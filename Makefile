@@ -26,10 +26,12 @@ $(READY): requirements.lock pyproject.toml
 	@VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@echo "setup: compiling the frame decoder (once; cached from then on)"
 	@$(BIN)/python -m ister.core.warm
+	@echo "setup: fetching what Spark needs (once; kept from then on)"
+	@$(BIN)/python -m ister.pipeline.fetch >/dev/null
 	@touch $@
 
 .PHONY: run
-run: $(READY) ## See it work: a broker, official clients, kill -9 in the middle, a lost log; nothing lost
+run: $(READY) ## See it work: official clients, kill -9, a lost log, Spark commits, SQL; every message is checked
 	@$(BIN)/ister demo
 
 .PHONY: test
@@ -45,7 +47,7 @@ test-interop: $(READY) ## Only the tests of a running broker: the official clien
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/interop
 
 .PHONY: test-services
-test-services: $(READY) ## Test against MinIO, Azurite, fake-gcs-server and etcd 3.6; builds them the first time
+test-services: $(READY) ## Test against MinIO, Azurite, fake-gcs-server, etcd 3.6, PostgreSQL, a REST catalog; builds them first
 	@$(BIN)/python tests/real/run.py
 
 .PHONY: test-clients

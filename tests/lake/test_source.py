@@ -1,13 +1,20 @@
 """Topics as DataFrames, on real Spark and a real broker: what was produced is what is read."""
 
 import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from pipeline_parts import Pipeline, broker_with_token, new_topic, produce, rows_of
+from pipeline_parts import TOKEN, Pipeline, broker_with_token, new_topic, produce, rows_of
 from pyspark.errors import AnalysisException, PySparkException
 from source_parts import arrow, assert_same, given, read, register
 
-from ister.pipeline.source_reader import SCHEMA
+from ister.pipeline.client import BrokerClient
+from ister.pipeline.source_options import Use, read_options
+from ister.pipeline.source_reader import SCHEMA, TopicBatchReader
+from ister.pipeline.source_task import SplitGoneError, batches_of
+
+DEADLINE_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -205,3 +212,75 @@ def test_a_foreign_schema_is_refused(files, broker):
     frame = given(files.read, broker, new_topic("schema")).schema("payload binary").load
     with pytest.raises(PySparkException, match="a topic has its own columns"):
         frame().collect()
+
+
+def planned(broker, topic):
+    """Plan a read in this process, with the token of its environment if it has one."""
+    options = {"topic": topic, "broker": broker.url, "dataDir": str(broker.data)}
+    [part] = TopicBatchReader(read_options(options, Use.READ)).partitions()
+    return part
+
+
+def offsets_of(part):
+    return [offset for batch in batches_of(part) for offset in batch["topic_offset"].to_pylist()]
+
+
+def uploaded(broker, topic, count):
+    """Store messages, have them uploaded, and return the file and the object that they are in."""
+    produce(broker, topic, [b"x"] * count)
+    client = BrokerClient(broker.target)
+    client.sync(topic, 1)
+    assert client.upload(topic, 1) == count
+    client.close()
+    [file] = (broker.data / "wal").glob(f"{topic[1:]}/1/wal-*.log")
+    [made] = (broker.data / "objects").glob(f"{topic[1:]}/1/data-*.dnb")
+    return file, made
+
+
+def test_messages_that_moved_between_plan_and_task_are_found_where_they_are_now(broker, monkeypatch):
+    topic = new_topic("moved")
+    file, made = uploaded(broker, topic, 50)
+    monkeypatch.setenv("ISTER_PIPELINE_TOKEN", TOKEN)
+    in_file = planned(broker, topic)
+    monkeypatch.delenv("ISTER_PIPELINE_TOKEN")
+    in_object = planned(broker, topic)
+    hidden = file.rename(file.with_suffix(".hidden"))  # pruned: without the token, the broker tells of the object
+    assert offsets_of(in_file) == list(range(50))
+    hidden.rename(file)
+    made.unlink()
+    monkeypatch.setenv("ISTER_PIPELINE_TOKEN", TOKEN)
+    assert offsets_of(in_object) == list(range(50))
+
+
+def test_messages_that_are_nowhere_any_more_fail_the_read_and_name_the_place(broker, monkeypatch):
+    topic = new_topic("nowhere")
+    _, made = uploaded(broker, topic, 5)
+    monkeypatch.delenv("ISTER_PIPELINE_TOKEN")
+    part = planned(broker, topic)
+    made.unlink()
+    with pytest.raises(SplitGoneError, match=f"{made.name} was deleted after the read was planned"):
+        offsets_of(part)
+
+
+def kill_and_start(broker, count):
+    """Kill a broker as soon as its one topic has so many messages, and start it again."""
+    client = BrokerClient(broker.target)
+    deadline = time.monotonic() + DEADLINE_S
+    while client.topics("default")[0].offsets.next < count:
+        assert time.monotonic() < deadline, "nothing is written"
+    client.close()
+    broker.kill()
+    broker.start()
+
+
+def test_rows_are_written_through_a_broker_that_is_killed_and_comes_back(files, tell):
+    topic, count = new_topic("killed"), 4000
+    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as own, ThreadPoolExecutor(1) as pool:
+        produce(own, topic, [b"first"])
+        frame = files.range(count, numPartitions=2).selectExpr("cast(id AS string) AS payload")
+        killing = pool.submit(kill_and_start, own, count // 4)
+        given(frame.write, own, topic).mode("append").save()
+        killing.result(DEADLINE_S)
+        found = [row.payload for row in read(files, own, topic, startingOffsets="1").select("payload").collect()]
+    assert {bytes(payload) for payload in found} == {b"%d" % n for n in range(count)}, "none is missing"
+    tell("F6", f"a Spark job wrote {count} rows through kill -9: {len(found) - count} came twice, none is missing")

@@ -149,6 +149,24 @@ def test_a_batch_that_failed_is_taken_again_with_the_same_offsets(source, broker
     assert sink.offsets() == [(0, n) for n in range(30)]
 
 
+def test_a_first_batch_that_failed_is_taken_again_though_messages_have_come(source, broker, tmp_path):
+    topic = new_topic("first")
+    produce(broker, topic, [b"x"] * 10)
+    sink = Sink(source, broker, topic, tmp_path, startingOffsets="latest")
+    keep = sink._keep
+
+    def fail(frame, batch):
+        raise RuntimeError("the sink is away")
+
+    sink._keep = fail
+    with pytest.raises(StreamingQueryException, match="the sink is away"):
+        sink.run()
+    sink._keep = keep
+    produce(broker, topic, [b"y"] * 5)
+    sink.run_until(5)
+    assert sink.offsets() == [(0, n) for n in range(10, 15)]
+
+
 def test_latest_begins_behind_what_is_there_and_a_number_waits_for_its_offset(source, broker, tmp_path):
     topic = new_topic("latest")
     produce(broker, topic, [b"x"] * 10)

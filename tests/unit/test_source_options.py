@@ -41,7 +41,13 @@ def test_names_of_options_have_no_case():
     [
         ({}, "option topic is missing"),
         ({"topic": "orders"}, "option topic is wrong: invalid topic name 'orders'"),
-        (TOPIC | {"subscribe": "x"}, "option subscribe is not known; there are topic, broker, config, dataDir"),
+        (TOPIC | {"colour": "x"}, "option colour is not known; there are topic, broker, config, dataDir"),
+        (TOPIC | {"subscribe": "x"}, "option subscribe is of Spark's Kafka source; use topic"),
+        (
+            TOPIC | {"kafka.bootstrap.servers": "x"},
+            "option kafka.bootstrap.servers is of Spark's Kafka source; use broker",
+        ),
+        (TOPIC | {"failOnDataLoss": "false"}, "option failOnDataLoss can only be true"),
         (TOPIC | {"endingoffset": "x"}, r"option endingoffset is not known; did you mean endingOffsets\?"),
         (TOPIC | {"startingOffsets": "-1"}, "option startingOffsets is -1; use earliest, latest or a number"),
         (TOPIC | {"startingOffsets": "²"}, "option startingOffsets is ²"),
@@ -65,8 +71,10 @@ def test_a_trigger_must_take_something():
         read_options(TOPIC | {"maxOffsetsPerTrigger": "0"}, Use.READ_STREAM)
 
 
-def test_each_use_takes_its_own_options_alone():
+def test_each_use_takes_its_own_options_alone(tmp_path):
     values = {"topic": "/default/orders", "broker": "host:1", "startingOffsets": "1", "endingOffsets": "2"}
+    values |= {"failOnDataLoss": "true", "config": str(tmp_path / "ister.yml")}
+    (tmp_path / "ister.yml").write_text("")
     for use in Use:
         parse = read_options if use in {Use.READ, Use.READ_STREAM} else write_options
         for name, uses in USES.items():
@@ -76,6 +84,32 @@ def test_each_use_takes_its_own_options_alone():
             else:
                 with pytest.raises(InvalidOptionError, match=f"option {name} is for .*, not for {use}"):
                     parse(options, use)
+
+
+@pytest.mark.parametrize(
+    ("written", "address"),
+    [
+        ("", "http://127.0.0.1:6650"),
+        ("broker_port: 7000", "http://127.0.0.1:7000"),
+        ("broker_host: 0.0.0.0\nbroker_port: 7000", "http://127.0.0.1:7000"),
+        ("broker_host: ::1", "http://[::1]:6650"),
+        ("advertised_listeners: {broker_url: 'http://b.example.com:1'}", "http://b.example.com:1"),
+    ],
+)
+def test_a_configuration_says_where_its_broker_is(tmp_path, written, address):
+    path = tmp_path / "ister.yml"
+    path.write_text(written)
+    given = TOPIC | {"config": str(path)}
+    assert read_options(given, Use.READ).broker == address
+    assert write_options(given, Use.WRITE).broker == address
+    assert read_options(given | {"broker": "other:5"}, Use.READ).broker == "http://other:5"
+
+
+def test_a_port_that_is_left_to_chance_must_be_told(tmp_path):
+    path = tmp_path / "ister.yml"
+    path.write_text("broker_port: 0")
+    with pytest.raises(InvalidOptionError, match=r"option broker is missing, and .* leaves the port to chance"):
+        read_options(TOPIC | {"config": str(path)}, Use.READ)
 
 
 def test_a_stream_has_the_columns_of_a_table():

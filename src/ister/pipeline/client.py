@@ -39,6 +39,10 @@ class BrokerUnavailableError(BusyError):
 class BrokerRefusedError(ClientError):
     """The broker refused: a topic is not what we took it for, gone, made again or pruned, or we are not the owner."""
 
+    def __init__(self, text: str, code: grpc.StatusCode = grpc.StatusCode.UNKNOWN) -> None:
+        self.code = code
+        super().__init__(text)
+
 
 class BrokerClient:
     """One broker. With the token that it gave to its own child, it also tells of files."""
@@ -52,13 +56,14 @@ class BrokerClient:
         """End every call."""
         self._channel.close()
 
-    def register(self, name: str) -> int:
-        """Become the owner; returns the epoch."""
-        return self._ask("RegisterPipeline", pb.RegisterPipelineRequest(name=name), pb.RegisterPipelineResponse).epoch
+    def register(self, name: str, *, owner_epoch: int = 0, least_epoch: int = 0) -> int:
+        """Become the owner, or stay it with another epoch; returns the epoch, which is `least_epoch` at least."""
+        request = pb.RegisterPipelineRequest(name=name, owner_epoch=owner_epoch, least_epoch=least_epoch)
+        return self._ask("RegisterPipeline", request, pb.RegisterPipelineResponse).epoch
 
-    def topics(self) -> list[pb.Topic]:
-        """Return every topic, as of now."""
-        return list(self._ask("ListTopics", pb.ListTopicsRequest(), pb.ListTopicsResponse).topics)
+    def topics(self, namespace: str = "") -> list[pb.Topic]:
+        """Return every topic, or those of one namespace, as of now."""
+        return list(self._ask("ListTopics", pb.ListTopicsRequest(namespace=namespace), pb.ListTopicsResponse).topics)
 
     def schema(self, schema_id: int, version: int) -> pb.GetSchemaResponse:
         """Return one version of a schema."""
@@ -114,4 +119,11 @@ class BrokerClient:
     def _error(self, error: grpc.RpcError) -> IsterError:
         code = error.code()
         text = f"the broker at {self._target} answered {code.name}: {error.details() or 'no reason'}"
-        return BrokerUnavailableError(text) if code in NOT_NOW else BrokerRefusedError(text)
+        return BrokerUnavailableError(text) if code in NOT_NOW else BrokerRefusedError(text, code)
+
+
+def frames_start(offsets: pb.Offsets) -> int:
+    """Return the oldest offset that the log or an object has; older messages may be rows of the table alone."""
+    if offsets.cloud_start < offsets.cloud_stop:
+        return min(offsets.log_start, offsets.cloud_start)
+    return offsets.log_start

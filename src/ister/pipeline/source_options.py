@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ister.config import load
 from ister.config.forms import listener
 from ister.config.problems import nearest
 from ister.core.errors import ClientError, InvalidNameError
@@ -13,6 +15,8 @@ from ister.core.names import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from ister.config import Config
 
 BROKER = "http://127.0.0.1:6650"
 OFFSET_MAX = 2**63 - 1
@@ -32,16 +36,27 @@ EVERYWHERE = frozenset(Use)
 USES = {
     "topic": EVERYWHERE,
     "broker": EVERYWHERE,
-    "config": READING,
+    "config": EVERYWHERE,
     "dataDir": READING,
     "startingOffsets": READING,
     "endingOffsets": frozenset({Use.READ}),
     "maxOffsetsPerTrigger": frozenset({Use.READ_STREAM}),
+    "failOnDataLoss": READING,
     "checkpointLocation": frozenset({Use.WRITE_STREAM}),  # Spark's own, which it shows to the sink as well
 }
 """Every option, and where it may be given."""
 BY_LOWER = {name.lower(): name for name in USES}
 """Spark gives the names of options in lower case."""
+ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104  # compared, not bound
+KAFKA_WORDS = {
+    "subscribe": "use topic",
+    "subscribepattern": "use topic; one query reads one topic",
+    "assign": "use topic, with the name of one partition",
+    "kafka.bootstrap.servers": "use broker",
+    "minpartitions": "a task reads about 16 MiB",
+    "includeheaders": "the column attributes is always there",
+}
+"""Options of Spark's Kafka source that have no twin of the same name."""
 
 
 class Edge(StrEnum):
@@ -91,11 +106,16 @@ def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
         raise InvalidOptionError("startingOffsets", "is latest, behind which spark.read finds nothing; use earliest")
     if isinstance(start, int) and isinstance(stop, int) and start > stop:
         raise InvalidOptionError("startingOffsets", f"is {start}, which is behind endingOffsets, {stop}")
+    if options.get("failOnDataLoss", "true").lower() != "true":
+        raise InvalidOptionError(
+            "failOnDataLoss", "can only be true: a read that passes over lost messages is not made"
+        )
     most = options.get("maxOffsetsPerTrigger")
+    config = options.get("config")
     return ReadOptions(
         _topic(options),
         _broker(options),
-        options.get("config"),
+        None if config is None else str(Path(config).absolute()),
         options.get("dataDir"),
         start,
         stop,
@@ -119,6 +139,8 @@ def _named(given: Mapping[str, str], use: Use) -> dict[str, str]:
     found = {}
     for word, value in given.items():
         name = BY_LOWER.get(word.lower())
+        if name is None and word.lower() in KAFKA_WORDS:
+            raise InvalidOptionError(word, f"is of Spark's Kafka source; {KAFKA_WORDS[word.lower()]}")
         if name is None:
             close = nearest(word, BY_LOWER)
             hint = f"did you mean {BY_LOWER[close]}?" if close else f"there are {', '.join(_names(use))}"
@@ -143,8 +165,29 @@ def _topic(options: Mapping[str, str]) -> str:
         raise InvalidOptionError("topic", f"is wrong: {error}") from None
 
 
+def configured(path: str | None, data_dir: str | None = None) -> Config:
+    """Read the broker's configuration; the embedded defaults without a file."""
+    try:
+        return load(None if path is None else Path(path), None if data_dir is None else Path(data_dir)).config
+    except OSError as error:
+        raise InvalidOptionError("config", f"is {path}, which cannot be read: {error.strerror}") from None
+
+
+def _address_in(path: str) -> str:
+    """Return where clients reach the broker of a configuration."""
+    config = configured(path)
+    if (told := config.advertised_listeners.broker_url) is not None:
+        return told
+    if not config.broker_port:
+        raise InvalidOptionError("broker", f"is missing, and {path} leaves the port to chance (broker_port: 0)")
+    host = "127.0.0.1" if config.broker_host in ANY_HOST else config.broker_host
+    return f"http://[{host}]:{config.broker_port}" if ":" in host else f"http://{host}:{config.broker_port}"
+
+
 def _broker(options: Mapping[str, str]) -> str:
-    text = options.get("broker", BROKER)
+    text = options.get("broker")
+    if text is None:
+        text = _address_in(options["config"]) if "config" in options else BROKER
     try:
         found = listener(text)
     except ValueError as error:

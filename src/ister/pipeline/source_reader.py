@@ -22,14 +22,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ister.config import load
 from ister.core.errors import BusyError, ClientError, UnknownTopicError
 from ister.core.names import TopicName, partition_of
 from ister.core.splits import SPLIT_BYTES, SPLITS_MAX
+from ister.core.ticks import runs
 from ister.core.tokens import TOKEN_VARIABLE
-from ister.pipeline.client import BrokerClient
+from ister.pipeline.client import BrokerClient, frames_start
 from ister.pipeline.source_offsets import Mark
-from ister.pipeline.source_options import Edge, InvalidOptionError, target_of
+from ister.pipeline.source_options import Edge, InvalidOptionError, configured, target_of
 from ister.rpc import ister_v1_pb2 as pb
 
 if TYPE_CHECKING:
@@ -85,12 +85,28 @@ class OffsetsGoneError(ClientError):
         )
 
 
+class OnlyInTableError(ClientError):
+    """Messages that were asked for are in the topic's table, and nowhere else any more."""
+
+    def __init__(self, topic: str, wanted: int, oldest: int) -> None:
+        self.topic = topic
+        self.wanted = wanted
+        self.oldest = oldest
+        super().__init__(
+            f"{topic} has its offsets below {oldest} in its table alone, and {wanted} was asked for: query the table for "
+            f"those, and read the topic with startingOffsets {oldest}"
+        )
+
+
 class Found(NamedTuple):
     """One partition of a topic as the broker told of it."""
 
     name: str
     generation: int
     oldest: int
+    """The oldest offset that any tier has."""
+    frames: int
+    """The oldest offset that the log or an object has."""
     stop: int
     """Below this everything can be read now."""
 
@@ -104,14 +120,17 @@ class Store(NamedTuple):
 
 
 class SplitPartition(InputPartition):
-    """What one task reads: a split as the broker gave it, up to `stop`."""
+    """What one task reads: consecutive splits as the broker gave them, up to `stop`; and whom to ask if they are gone."""
 
-    def __init__(self, number: int, split: pb.Split, stop: int, store: Store, config: str | None) -> None:
+    def __init__(
+        self, number: int, found: Found, splits: Sequence[pb.Split], stop: int, store: Store, options: ReadOptions
+    ) -> None:
         self.number = number
-        self.split = split.SerializeToString()
+        self.found = found
+        self.splits = [split.SerializeToString() for split in splits]
         self.stop = stop
         self.store = store
-        self.config = config
+        self.options = options
 
 
 class TopicPlanner:
@@ -136,7 +155,7 @@ class TopicPlanner:
         """Return the topic, or its partitions, by number as in its table; what is stored now can be read then."""
         wanted = TopicName.parse(self._options.topic)
         found: dict[int, Found] = {}
-        for topic in self._client.topics():
+        for topic in self._client.topics(wanted.namespace):
             part = partition_of(TopicName.parse(topic.name)) if topic.HasField("partition") else None
             if topic.name == self._options.topic:
                 return {0 if part is None else part[1]: self._look(topic)}
@@ -148,29 +167,46 @@ class TopicPlanner:
 
     def first(self, found: dict[int, Found]) -> Marks:
         """Return where reading begins."""
-        start, name = self._options.start, self._options.topic
+        start = self._options.start
         marks = {}
         for number, one in found.items():
             offset = {Edge.EARLIEST: one.oldest, Edge.LATEST: one.stop}[start] if isinstance(start, Edge) else start
-            if offset < one.oldest:
-                raise OffsetsGoneError(name, offset, one.oldest)
+            check_there(one, offset)
             marks[number] = Mark(one.generation, offset)
         return marks
 
-    def splits(self, found: dict[int, Found], start: Marks, stop: dict[int, int]) -> list[SplitPartition]:
-        """Return what tasks read to get [start, stop) of each partition: every offset once."""
+    def partitions_of(self, found: dict[int, Found], start: Marks, stop: dict[int, int]) -> list[SplitPartition]:
+        """Return what tasks read to get [start, stop) of each partition: every offset once, about as much for each task."""
         store = store_of(self._options)
         there = store.backend != "fs" or Path(store.root).is_dir()
-        config = None if self._options.config is None else str(Path(self._options.config).absolute())
-        splits = []
+        planned = []
         for number, one in found.items():
-            for split in self._ask_splits(one, start[number].offset, stop[number]):
-                if not there and split.HasField("object"):
-                    raise InvalidOptionError(
-                        "dataDir",
-                        f"or config must say where the broker keeps its objects; there are none in {store.root}",
-                    )
-                splits.append(SplitPartition(number, split, stop[number], store, config))
+            splits = self.splits(one, start[number].offset, stop[number])
+            if not there and any(split.HasField("object") for split in splits):
+                raise InvalidOptionError(
+                    "dataDir",
+                    f"or config must say where the broker keeps its objects; there are none in {store.root}",
+                )
+            sizes = [split.stop_byte - split.start_byte for split in splits]
+            for run in runs(sizes, SPLIT_BYTES, cores=1):
+                few = splits[run.start : run.stop]
+                planned.append(SplitPartition(number, one, few, stop[number], store, self._options))
+        return planned
+
+    def splits(self, found: Found, start: int, stop: int) -> list[pb.Split]:
+        """Return where [start, stop) of one partition lies now; the last split may go beyond."""
+        if start < stop:
+            check_there(found, start)
+        at = start
+        splits: list[pb.Split] = []
+        while at < stop:
+            spans = self._client.spans(found.name, found.generation, at, split_bytes=SPLIT_BYTES, splits_max=SPLITS_MAX)
+            if not spans.splits:
+                raise BusyError(
+                    f"{found.name} has offsets up to {stop}, and only those below {at} can be read; try again"
+                )
+            splits += [split for split in spans.splits if split.start_offset < stop]
+            at = spans.stop_offset
         return splits
 
     def _look(self, topic: pb.Topic) -> Found:
@@ -185,20 +221,15 @@ class TopicPlanner:
         if not self._with_files:
             reached = offsets.cloud_stop
             stop = reached if reached >= stop else self._client.upload(topic.name, topic.generation)
-        return Found(topic.name, topic.generation, offsets.start, stop)
+        return Found(topic.name, topic.generation, offsets.start, frames_start(offsets), stop)
 
-    def _ask_splits(self, found: Found, start: int, stop: int) -> Iterator[pb.Split]:
-        if start < stop and start < found.oldest:
-            raise OffsetsGoneError(found.name, start, found.oldest)
-        at = start
-        while at < stop:
-            spans = self._client.spans(found.name, found.generation, at, split_bytes=SPLIT_BYTES, splits_max=SPLITS_MAX)
-            if not spans.splits:
-                raise BusyError(
-                    f"{found.name} has offsets up to {stop}, and only those below {at} can be read; try again"
-                )
-            yield from (split for split in spans.splits if split.start_offset < stop)
-            at = spans.stop_offset
+
+def check_there(found: Found, offset: int) -> None:
+    """Refuse an offset that is older than what can be read, and say where it is, or that it is gone."""
+    if offset < found.oldest:
+        raise OffsetsGoneError(found.name, offset, found.oldest)
+    if offset < found.frames:
+        raise OnlyInTableError(found.name, offset, found.frames)
 
 
 @contextmanager
@@ -223,10 +254,10 @@ class TopicBatchReader(DataSourceReader):
             found = topic.partitions()
             wanted = self._options.stop
             stop = {n: one.stop if isinstance(wanted, Edge) else min(one.stop, wanted) for n, one in found.items()}
-            return topic.splits(found, topic.first(found), stop) or [InputPartition(None)]
+            return topic.partitions_of(found, topic.first(found), stop) or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Decode one split."""
+        """Decode what one task is given."""
         return read_split(partition)
 
 
@@ -241,13 +272,5 @@ def read_split(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 def store_of(options: ReadOptions) -> Store:
     """Return where the broker keeps its objects, as the configuration says."""
-    try:
-        loaded = load(_path(options.config), _path(options.data_dir))
-    except OSError as error:
-        raise InvalidOptionError("config", f"is {options.config}, which cannot be read: {error.strerror}") from None
-    cloud = loaded.config.wal_cloud.cloud
+    cloud = configured(options.config, options.data_dir).wal_cloud.cloud
     return Store(cloud.backend, cloud.absolute_root(), cloud.public_options())
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceStreamReader
 
 from ister.core.errors import CorruptError
 from ister.pipeline.source_offsets import Mark, advance, check_same, from_json, to_json
+from ister.pipeline.source_options import Edge
 from ister.pipeline.source_reader import TopicPlanner, read_split
 
 if TYPE_CHECKING:
@@ -36,7 +37,13 @@ class TopicStreamReader(DataSourceStreamReader):
         self._planned: Marks | None = None
 
     def initialOffset(self) -> MarksJson:  # type: ignore[override]  # noqa: N802  # a dict; Spark's name
-        """Return where a query without a checkpoint begins."""
+        """Return where a query without a checkpoint begins.
+
+        Spark asks again when the first batch failed and is repeated. With `latest` that batch is empty, so where it ended
+        is where it began, whatever has come since.
+        """
+        if self._options.start is Edge.LATEST and self._planned is not None:
+            return to_json(self._planned)
         return to_json(self._begin(self._ask()[0]))
 
     def latestOffset(self) -> MarksJson:  # type: ignore[override]  # noqa: N802  # a dict; Spark's name
@@ -64,10 +71,10 @@ class TopicStreamReader(DataSourceStreamReader):
             if mark.offset < begin[number].offset:
                 raise CorruptError(f"{self._options.topic}: Spark asks for offsets from {begin} to {stop}, backwards")
         assert self._topic is not None, "it was asked"
-        return self._topic.splits(found, begin, {n: mark.offset for n, mark in stop.items()})
+        return self._topic.partitions_of(found, begin, {n: mark.offset for n, mark in stop.items()})
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Decode one split; runs in the task."""
+        """Decode what one task is given; runs in the task."""
         return read_split(partition)
 
     def stop(self) -> None:

@@ -1,0 +1,110 @@
+"""What a read of a topic is planned from: which offsets can be read, where they lie, and who reads what."""
+
+import pytest
+
+from ister.core.errors import BusyError
+from ister.core.splits import SPLIT_BYTES
+from ister.pipeline.source_offsets import Mark
+from ister.pipeline.source_options import Use, read_options
+from ister.pipeline.source_reader import OffsetsGoneError, OnlyInTableError, TopicPlanner
+from ister.pipeline.source_stream import TopicStreamReader
+from ister.rpc import ister_v1_pb2 as pb
+
+NAME = "/default/orders"
+
+
+class Client:
+    """A broker's answers: one topic, whose splits have ten messages each."""
+
+    def __init__(self, split_bytes=SPLIT_BYTES, **offsets):
+        self.split_bytes = split_bytes
+        self.offsets = offsets
+        self.asked = []
+
+    def topics(self, namespace):
+        assert namespace == "default"
+        offsets = {"start": 0, "next": 100, "synced": 100} | self.offsets
+        return [pb.Topic(name=NAME, generation=1, dispatch=pb.DISPATCH_RELIABLE, offsets=pb.Offsets(**offsets))]
+
+    def spans(self, topic, generation, start, *, split_bytes, splits_max):
+        self.asked.append(start)
+        stop = min(start + 40, self.offsets.get("synced", 100))
+        splits = [
+            pb.Split(start_offset=at, stop_offset=min(at + 10, stop), start_byte=0, stop_byte=self.split_bytes)
+            for at in range(start, stop, 10)
+        ]
+        for split in splits:
+            split.log.path = "file"
+        return pb.ListSpansResponse(generation=1, splits=splits, stop_offset=stop)
+
+    def close(self):
+        pass
+
+
+def planner(client, **options):
+    return TopicPlanner(read_options({"topic": NAME, **options}, Use.READ), client, with_files=True)
+
+
+def planned(client, start, stop):
+    topic = planner(client)
+    return topic.partitions_of(topic.partitions(), {0: Mark(1, start)}, {0: stop})
+
+
+def spans_of(parts):
+    """Return what each task reads, as offsets."""
+    splits = [[pb.Split.FromString(split) for split in part.splits] for part in parts]
+    return [(few[0].start_offset, min(few[-1].stop_offset, part.stop)) for part, few in zip(parts, splits, strict=True)]
+
+
+def test_a_large_topic_is_read_by_a_task_for_each_split():
+    assert spans_of(planned(Client(), 5, 38)) == [(5, 15), (15, 25), (25, 35), (35, 38)]
+
+
+def test_small_splits_are_read_together_each_offset_once():
+    assert spans_of(planned(Client(SPLIT_BYTES // 4), 0, 100)) == [(0, 40), (40, 80), (80, 100)]
+    assert spans_of(planned(Client(100), 3, 97)) == [(3, 97)]
+
+
+def test_a_plan_asks_on_until_all_is_covered():
+    client = Client(100)
+    planned(client, 0, 100)
+    assert client.asked == [0, 40, 80]
+
+
+def test_what_the_broker_does_not_tell_of_is_no_end():
+    with pytest.raises(BusyError, match="only those below 60 can be read"):
+        planned(Client(next=60, synced=60), 0, 100)
+
+
+@pytest.mark.parametrize("start", ["earliest", "9"])
+def test_offsets_that_only_the_table_has_are_refused_and_named(start):
+    topic = planner(Client(log_start=40, cloud_start=30, cloud_stop=50), startingOffsets=start)
+    with pytest.raises(OnlyInTableError, match=r"offsets below 30 in its table alone.*startingOffsets 30"):
+        topic.first(topic.partitions())
+
+
+def test_offsets_that_retention_deleted_are_refused():
+    client = Client(start=30, log_start=30)
+    topic = planner(client, startingOffsets="29")
+    with pytest.raises(OffsetsGoneError, match="no offsets below 30 any more, and 29 was asked for"):
+        topic.first(topic.partitions())
+    topic = planner(client)
+    assert topic.first(topic.partitions()) == {0: Mark(1, 30)}
+    with pytest.raises(OffsetsGoneError, match="retention deleted them"):
+        planned(client, 29, 40)
+
+
+def test_a_first_batch_that_is_repeated_begins_where_it_began_though_messages_have_come(monkeypatch):
+    answers = Client(next=100)
+    monkeypatch.setattr(TopicPlanner, "open", lambda options: TopicPlanner(options, answers, with_files=True))
+    options = read_options({"topic": NAME, "startingOffsets": "latest"}, Use.READ_STREAM)
+    first = TopicStreamReader(options)
+    end = first.latestOffset()
+    assert first.initialOffset() == end == {"offsets": {"0": 100}, "generations": {"0": 1}}
+    answers.offsets = {"next": 120, "synced": 120}
+    again = TopicStreamReader(options)  # Spark's order after a batch that failed: its end, then where it begins
+    assert again.partitions(end, end) == []
+    begin = again.initialOffset()
+    assert begin == end
+    assert again.partitions(begin, end) == []
+    assert again.latestOffset() == {"offsets": {"0": 120}, "generations": {"0": 1}}
