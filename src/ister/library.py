@@ -141,7 +141,7 @@ class ChildPipeline:
             stack.push_async_callback(server.stop, GRACE_S)
             stack.callback(broker.pipelines.end)
             stack.push_async_callback(self._child.end)
-            self._child.begin(f"http://{HOST}:{server.port}")
+            self._child.begin(f"http://{HOST}:{server.port}", broker.pipelines.has_owner)
             self._stack = stack.pop_all()
         self._hosting = broker
 

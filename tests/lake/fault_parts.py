@@ -53,6 +53,7 @@ class Driver:
         self.process.stdin.flush()
 
     def answer(self):
+        assert select.select([self.process.stdout], [], [], READY_S)[0], f"no answer; it said:\n{self.said[-4000:]}"
         line = self.process.stdout.readline()
         assert line, f"the driver ended; it said:\n{self.said[-4000:]}"
         answer = json.loads(line)

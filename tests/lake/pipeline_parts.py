@@ -37,10 +37,20 @@ def produce(broker, topic, payloads, **fields):
     asyncio.run(send_all())
 
 
+class Hasty:
+    """A clock on which two minutes go by between any two looks at it: no topic that failed is waited for."""
+
+    def __init__(self):
+        self._looks = itertools.count(1)
+
+    def __call__(self):
+        return 120.0 * next(self._looks)
+
+
 class Pipeline:
     """A TopicWriter of its own, which takes only the topics of its test."""
 
-    def __init__(self, spark, broker, catalog, topics, *, token=TOKEN, **settings):
+    def __init__(self, spark, broker, catalog, topics, *, token=TOKEN, now=None, **settings):
         self.client = BrokerClient(broker.target, token)
         self.lake = Lake(catalog)
         self.writer = TopicWriter(
@@ -53,6 +63,7 @@ class Pipeline:
                 objects_only=token is None,
                 **settings,
             ),
+            now=now or Hasty(),
         )
 
     def __enter__(self):

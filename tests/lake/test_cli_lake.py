@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import structlog
@@ -201,3 +202,43 @@ def test_tables_are_maintained_while_a_pipeline_runs_unless_that_is_turned_off(s
 async def set_policy(broker, topic, **policies):
     async with broker.raw() as raw:
         await raw.set_topic(topic, **policies)
+
+
+def test_a_topic_is_deleted_with_its_table_when_asked_to_and_without_it_otherwise(run, broker, spark, catalog):
+    kept, purged = new_topic("kept"), new_topic("purged")
+    for topic in (kept, purged):
+        produce(broker, topic, [b"x"] * 10)
+    with Pipeline(spark, broker, catalog, [kept, purged]) as writer:
+        assert writer.tick().rows == 20
+    names = {topic: topic[1:].replace("/", ".").replace("-", "_") for topic in (kept, purged)}
+    files = [task.file.file_path for task in catalog.load_table(names[purged]).scan().plan_files()]
+    admin = ("--admin", f"http://127.0.0.1:{broker.admin_port}", "--yes")
+    result = run("topics", "delete", purged, "--purge", *admin)
+    assert result.exit_code == 0, result.stderr
+    assert not catalog.table_exists(names[purged])
+    assert files
+    assert not any(Path(spelling(file)).exists() for file in files)
+    result = run("topics", "delete", kept, *admin)
+    assert result.exit_code == 0, result.stderr
+    assert_exact(catalog, kept, 10)
+
+
+def test_what_needs_a_shared_catalog_refuses_one_in_memory_before_anything_is_deleted(tmp_path, broker):
+    topic = new_topic("memory")
+    produce(broker, topic, [b"x"])
+    config = tmp_path / "ister.yml"
+    config.write_text("storage: {iceberg_config: {catalog: {type: memory}}}")
+    for words in (
+        ("topics", "delete", topic, "--purge", "--yes", "--admin", f"http://127.0.0.1:{broker.admin_port}"),
+        ("lake", "repair", topic, "--yes", "--broker", broker.url),
+        ("serve", "--no-pipeline"),
+    ):
+        result = CliRunner().invoke(app, [*words, "--config", str(config), "--data-dir", str(tmp_path / "data")])
+        assert result.exit_code == 2, result.output
+        assert "use sql" in result.stderr
+    assert (
+        CliRunner()
+        .invoke(app, ["topics", "describe", topic, "--admin", f"http://127.0.0.1:{broker.admin_port}"])
+        .exit_code
+        == 0
+    )

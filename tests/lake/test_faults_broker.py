@@ -51,7 +51,7 @@ def flip(path, at):
 def test_a_file_that_is_gone_under_a_task_means_that_its_topic_is_planned_again(spark, catalog, broker, monkeypatch):
     gone, other = new_topic("gone"), new_topic("other")
     sent = {gone: in_files(broker, gone, 4), other: in_files(broker, other, 1)}
-    with Pipeline(spark, broker, catalog, [gone, other]) as writer:
+    with Pipeline(spark, broker, catalog, [gone, other], cores=8) as writer:
         run = writer._run
         planned = []
 

@@ -120,7 +120,7 @@ def test_f33_fifty_compatible_changes_of_a_schema_stop_nothing_and_lose_nothing(
     for seed in range(count(1, 5)):
         chain = Chain(broker, language, seed)
         with Pipeline(spark, broker, catalog, [chain.topic]) as writer:
-            for versions in (1, 9, 20, CHANGES - 29):
+            for versions in [1] * (CHANGES + 1) if count(0, 1) else (1, 1, 1, 7, 10, 10, CHANGES - 29):
                 asyncio.run(chain.go_on(versions))
                 tick = writer.tick()
                 assert (tick.rows, tick.failed) == (3 * versions, {})

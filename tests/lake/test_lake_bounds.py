@@ -1,19 +1,23 @@
 """A table's metadata stays small however long it is committed to, and on a local disk nothing is pointed at unsynced."""
 
+import asyncio
 import os
 import time
 from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
-from lake_parts import TOPIC, append, assert_exact, lake_of, metadata_files, write
+from lake_parts import TOPIC, append, assert_exact, lake_of, metadata_files, sql_catalog, write
 from pyiceberg.io import load_file_io
 from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.types import NestedField, StringType
 from sqlalchemy import event
 
-from ister.lake.commit import LINGER_S, LakeTable
+from ister.lake.commit import LakeTable
 from ister.lake.files import SyncedFileIO, is_local, of_files, open_io
-from ister.lake.snapshot import SNAPSHOTS_MAX
+from ister.lake.snapshot import GRACE_MS, SNAPSHOTS_MAX, wall_ms
+from ister.lake.table import Lake
+from ister.lake.topic_table import TableReads
 
 
 class Clock:
@@ -73,7 +77,7 @@ def test_what_expired_snapshots_alone_referred_to_goes_after_a_while_and_nothing
         assert used <= there
     there, used = metadata_files(table)
     assert len(there) > len(used), "a query that is under way still finds its manifests"
-    clock.now += LINGER_S
+    clock.now += GRACE_MS / 1000
     append(table, 2)
     there, used = metadata_files(table)
     assert there == used
@@ -91,7 +95,7 @@ def test_another_owner_goes_on_tidying_what_it_has_not_committed_itself(lake, ta
     after.claim(2)
     for _ in range(12):
         append(after, 2)
-    clock.now += LINGER_S
+    clock.now += GRACE_MS / 1000
     append(after, 2)
     there, used = metadata_files(after)
     assert there == used
@@ -106,12 +110,123 @@ def test_a_snapshot_that_a_tag_or_a_branch_names_is_never_expired_nor_its_manife
     table.refresh()
     for _ in range(40):
         append(table, 2)
-    clock.now += LINGER_S
+    clock.now += GRACE_MS / 1000
     append(table, 2)
     assert len(table._table.metadata.snapshots) <= 10
     assert table._table.scan(snapshot_id=tagged).to_arrow().num_rows == 2
     assert set(table._table.metadata.refs) == {MAIN_BRANCH, "mine", "beside"}
     assert_exact(table)
+
+
+def test_snapshots_are_stamped_by_the_clock_that_the_lake_was_given(tmp_path, lake):
+    clock = Clock()
+    given = Lake(sql_catalog(tmp_path), now_ms=clock)
+    began = clock.now = wall_ms() + GRACE_MS  # later than the library says that the table was made
+    table = given.table(TOPIC, 1)
+    table.claim(1)
+    for _ in range(3):
+        clock.now += 1000
+        append(table, 2)
+    found = lake.catalog.load_table(table.identifier)
+    assert [one.timestamp_ms - began for one in found.snapshots()] == [0, 1000, 2000, 3000]
+    assert found.metadata.last_updated_ms == began + 3000
+    again = given.find(TOPIC, 1)
+    again.claim(2)
+    assert again.snapshot.timestamp_ms == began + 3001, "two commits of a moment come one after the other"
+    given.close()
+
+
+def assert_in_time(table):
+    """Insist on what Java does when it reads a table, which leaves a minute to clocks that differ."""
+    metadata = table._table.metadata
+    for entries in (metadata.snapshot_log, metadata.metadata_log):
+        stamps = [one.timestamp_ms for one in entries]
+        assert stamps == sorted(stamps)
+        assert metadata.last_updated_ms >= stamps[-1]
+
+
+def test_a_clock_that_is_set_back_leaves_a_table_whose_logs_are_in_order(tmp_path):
+    clock = Clock()
+    clock.now = wall_ms() + 2 * GRACE_MS
+    lake = Lake(sql_catalog(tmp_path), now_ms=clock)
+    table = lake.table(TOPIC, 1)
+    table.claim(1)
+    for step_ms in (1000, -GRACE_MS, 1000, 0, -GRACE_MS, GRACE_MS, 2 * GRACE_MS):
+        clock.now += step_ms
+        append(table, 2)
+        assert_in_time(table)
+    assert table.snapshot.timestamp_ms == clock.now, "once it is behind no more, it is believed again"
+    assert_exact(table)
+    lake.close()
+
+
+def test_a_change_of_columns_while_the_clock_is_behind_leaves_a_table_whose_logs_are_in_order(tmp_path):
+    lake = Lake(sql_catalog(tmp_path), now_ms=lambda: wall_ms() + GRACE_MS)
+    table = lake.table(TOPIC, 1)
+    table.claim(1)  # stamped an hour ahead of the clock of the library, which is that of the machine
+    table.change_columns([(("extra",), NestedField(100, "extra", StringType()), True)])
+    table.refresh()
+    assert "extra" in table.schema.column_names
+    assert_in_time(table)
+    append(table, 2)
+    assert_in_time(table)
+    lake.close()
+
+
+@pytest.mark.usefixtures("few_snapshots")
+def test_what_a_rewrite_replaced_is_kept_for_an_hour_of_the_given_clock(tmp_path):
+    clock = Clock()
+    clock.now = wall_ms()
+    lake = Lake(sql_catalog(tmp_path), now_ms=clock)
+    table = lake.table(TOPIC, 1)
+    table.claim(1)
+    append(table, 2)
+    replaced = table.snapshot.snapshot_id
+    beside = lake.catalog.load_table(table.identifier)
+    beside.overwrite(beside.scan().to_arrow())  # stamped by the library, with the machine's clock
+    for _ in range(30):
+        clock.now += 1000
+        append(table, 2)
+    assert table.snapshot_of(replaced) is not None
+    clock.now += GRACE_MS + 1000
+    for _ in range(10):
+        append(table, 2)
+    assert table.snapshot_of(replaced) is None
+    assert_exact(table)
+    lake.close()
+
+
+@pytest.mark.usefixtures("few_snapshots")
+@pytest.mark.parametrize("hours", [1, 5])
+def test_what_a_rewrite_replaced_is_kept_for_the_grace_that_the_lake_was_given(tmp_path, hours):
+    clock, lingering = Clock(), Clock()
+    clock.now = wall_ms()
+    lake = Lake(sql_catalog(tmp_path), now_ms=clock, grace_ms=hours * GRACE_MS)
+    table = lake.table(TOPIC, 1)
+    table._now = lingering
+    table.claim(1)
+    append(table, 2)
+    replaced = table.snapshot.snapshot_id
+    beside = lake.catalog.load_table(table.identifier)
+    beside.overwrite(beside.scan().to_arrow())
+    for number in range(hours):
+        clock.now += GRACE_MS - 60_000
+        lingering.now += GRACE_MS / 1000 - 60
+        for _ in range(10):
+            append(table, 2)
+        assert table.snapshot_of(replaced) is not None, number
+        there, used = metadata_files(table)
+        assert len(there) > len(used), "manifests stay as long"
+    clock.now += (hours + 1) * 60_000
+    for _ in range(10):
+        append(table, 2)
+    assert table.snapshot_of(replaced) is None
+    lingering.now += hours * GRACE_MS / 1000
+    append(table, 2)
+    there, used = metadata_files(table)
+    assert there == used
+    assert_exact(table)
+    lake.close()
 
 
 @pytest.mark.usefixtures("few_snapshots")
@@ -170,6 +285,56 @@ def test_every_file_and_directory_is_synced_before_the_catalog_points_at_it(lake
             assert str(path) in synced, path
             assert str(path.parent) in synced, path.parent
             assert happened.index(str(path)) < len(happened) - happened[::-1].index(str(path.parent)), "then its name"
+
+
+def test_what_pruning_relies_on_is_on_disk_whoever_wrote_it(lake, monkeypatch):
+    """Java syncs nothing; whoever deletes objects because the table has them must not lose both with the power."""
+    table = lake.table(TOPIC, 1)
+    table.claim(1)
+    for _ in range(3):
+        append(table, 3)
+    other = lake.catalog.load_table(table.identifier)
+    other.overwrite(other.scan().to_arrow())
+    happened = []
+    sync = os.fsync
+
+    def recorded(fd):
+        sync(fd)
+        happened.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+
+    async def prove():
+        reads = TableReads(Finder(lake))
+        rows = reads.table(TOPIC, 1)
+        await rows.prove(0, 9)
+        first = [*happened]
+        await rows.prove(0, 9)
+        await rows.close()
+        reads.close()
+        return first
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    synced = asyncio.run(prove())
+    assert happened == synced, "what is on disk stays there"
+    found = lake.catalog.load_table(table.identifier)
+    snapshot = found.current_snapshot()
+    manifests = snapshot.manifests(found.io)
+    data = [entry.data_file.file_path for one in manifests for entry in one.fetch_manifest_entry(found.io)]
+    for location in (found.metadata_location, snapshot.manifest_list, *(one.manifest_path for one in manifests), *data):
+        path = Path(urlparse(location).path)
+        assert str(path) in synced, path
+        home = Path(urlparse(table.location).path)
+        for directory in (one for one in path.parents if one.is_relative_to(home)):
+            assert str(directory) in synced[synced.index(str(path)) :], directory
+
+
+class Finder:
+    """A lake that is closed by whoever made it."""
+
+    def __init__(self, lake):
+        self.find = lake.find
+
+    def close(self):
+        pass
 
 
 def test_new_directories_are_durable_in_their_parents(monkeypatch, tmp_path):

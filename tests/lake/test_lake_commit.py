@@ -1,4 +1,4 @@
-"""Exactly once: two owners in every order, a compaction in between (F29), an answer that is lost (F30)."""
+"""Exactly once: two owners in every order (F31), a compaction in between (F29), an answer that is lost (F30)."""
 
 import itertools
 import random
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from lake_parts import TOPIC, append, assert_exact, held_rows, lake_of, metadata_files, sql_catalog, write
+from pyiceberg.exceptions import CommitFailedException
 
 from ister.core.names import TopicName
 from ister.core.publish import LANDED
@@ -70,7 +71,7 @@ STEPS = ("load", "claim", "write", "commit")
 
 
 @pytest.mark.slow
-def test_two_owners_in_every_order_of_their_steps_leave_every_row_once(tmp_path):
+def test_f31_two_owners_in_every_order_of_their_steps_leave_every_row_once(tmp_path):
     appended = []
     for number, chosen in enumerate(itertools.combinations(range(8), 4)):
         directory = tmp_path / str(number)
@@ -260,6 +261,105 @@ def test_f30_a_claim_whose_answer_is_lost_is_made_once(tmp_path):
     append(owner.table)
     assert_exact(owner.table)
     owner.lake.close()
+
+
+def refuse():
+    raise CommitFailedException("Cannot commit: the table was changed by another")
+
+
+def test_f30_a_commit_that_landed_and_is_then_refused_keeps_its_manifests(owner, count):
+    """A client or a gateway that sends a request twice is refused the second time, by what the first has done."""
+    catalog = owner.lake.catalog
+    commits = count(10, 100)
+    for _ in range(commits):
+
+        def once():
+            catalog.after = lambda: None
+            refuse()
+
+        catalog.after = once
+        assert append(owner.table, 3) is LANDED
+        assert_exact(owner.table)
+    there, used = metadata_files(owner.table)
+    assert used <= there
+    assert owner.table.upto(0) == 3 * commits
+
+
+def test_f30_a_claim_that_landed_and_is_then_refused_is_made_once(tmp_path):
+    owner = Owner(tmp_path, 1)
+    owner.load()
+    owner.lake.catalog.after = refuse
+    owner.claim()
+    owner.lake.catalog.after = lambda: None
+    assert len(owner.table._table.snapshots()) == 1
+    append(owner.table)
+    assert_exact(owner.table)
+    owner.lake.close()
+
+
+def test_f30_a_refused_commit_whose_table_cannot_be_read_may_have_landed_and_loses_nothing(owner, monkeypatch):
+    catalog = owner.lake.catalog
+    files = write(owner.table, 0, 10)
+    load = catalog.load_table
+
+    def vanish():
+        monkeypatch.setattr(catalog, "load_table", lambda _: lose())
+        refuse()
+
+    catalog.after = vanish
+    with pytest.raises(CommitUnknownError, match="offer the same again"):
+        owner.table.commit_add_files(files, {0: (0, 10)})
+    monkeypatch.setattr(catalog, "load_table", load)
+    catalog.after = lambda: None
+    assert owner.table.commit_add_files(files, {0: (0, 10)}) is LANDED
+    assert_exact(owner.table)
+
+
+def test_f30_a_commit_that_landed_and_whose_snapshot_has_expired_before_the_refusal_keeps_its_manifests(
+    owner, tmp_path
+):
+    append(owner.table, 5)
+    second = Owner(tmp_path, 1)
+    second.load()
+    second.claim()
+
+    def later():
+        owner.lake.catalog.after = lambda: None
+        second.table.refresh()
+        landed = second.table.snapshot.snapshot_id
+        append(second.table, 5)
+        second.lake.catalog.load_table(second.table.identifier).maintenance.expire_snapshots().by_id(landed).commit()
+        refuse()
+
+    owner.lake.catalog.after = later
+    with pytest.raises(CommitMisplacedError, match="the table ends at 15"):
+        append(owner.table, 5)
+    assert_exact(second.table)
+    second.lake.close()
+
+
+def test_f30_a_refusal_that_no_other_snapshot_explains_deletes_nothing_as_the_commit_may_be_under_way(owner):
+    """The first of two requests is still at work when the second is refused, and lands when the next one is sent."""
+    catalog = owner.lake.catalog
+    offered = []
+
+    def remembered(*offer):
+        offered.append(offer)
+        return Interrupted.commit_table(catalog, *offer)
+
+    def land():
+        catalog.before = lambda: None
+        KnowingCatalog.commit_table(catalog, *offered[0])
+
+    def under_way():
+        catalog.before = land
+        refuse()
+
+    catalog.commit_table = remembered
+    catalog.before = under_way
+    assert append(owner.table, 5) is LANDED
+    assert len(offered) == 2
+    assert_exact(owner.table)
 
 
 def test_a_disk_that_is_full_while_manifests_are_written_changes_nothing(owner, monkeypatch):

@@ -103,6 +103,31 @@ def test_a_table_of_a_user_is_left_alone(lake, tmp_path):
     catalog.close()
 
 
+def test_a_table_is_not_made_where_one_that_was_renamed_has_its_files(lake, owned, tmp_path):
+    lake.catalog.rename_table(("default", "orders"), ("default", "orders_old"))
+    new = lake.table(TOPIC, 1)
+    assert new.identifier == ("default", "orders")
+    assert new.location == f"file://{tmp_path}/warehouse/default/orders-2"
+    lake.catalog.rename_table(("default", "orders"), ("default", "orders_older"))
+    assert lake.table(TOPIC, 1).location == f"file://{tmp_path}/warehouse/default/orders-3"
+    assert lake.catalog.load_table("default.orders_old").location() == owned.location
+
+
+def test_a_table_is_not_made_where_one_that_was_dropped_and_kept_has_its_files(lake, owned, tmp_path):
+    metadata = owned._table.metadata_location
+    lake.catalog.drop_table(("default", "orders"))
+    new = lake.table(TOPIC, 1)
+    assert new.location != owned.location
+    lake.catalog.drop_table(new.identifier)
+    lake.catalog.register_table(new.identifier, metadata)
+    assert lake.table(TOPIC, 1).upto(0) == 30
+
+
+def test_a_directory_that_is_there_and_has_no_table_in_it_is_used(lake, tmp_path):
+    (tmp_path / "warehouse" / "default" / "orders" / "metadata").mkdir(parents=True)
+    assert lake.table(TOPIC, 1).location == f"file://{tmp_path}/warehouse/default/orders"
+
+
 def test_ten_who_make_a_table_at_once_have_one(tmp_path):
     lakes = [lake_of(tmp_path) for _ in range(10)]
     found, ready = [], threading.Barrier(len(lakes))
@@ -172,6 +197,18 @@ def test_a_dropped_and_replaced_table_is_noticed(owned, tmp_path):
     with pytest.raises(TableMovedError, match="another one has its name"):
         owned.commit_add_files(write(owned, 30, 40), {0: (30, 40)})
     catalog.close()
+
+
+def test_rows_that_someone_appended_are_noticed(lake, owned):
+    owned._table.append(owned._table.scan(row_filter="topic_offset < 3").to_arrow())
+    for attempt in (
+        lambda: owned.commit_add_files(write(owned, 30, 40), {0: (30, 40)}),
+        lambda: owned.claim(2),
+        lambda: lake.table(TOPIC, 1),
+    ):
+        with pytest.raises(TableMovedError, match=r"it has 33 rows: someone appended to it.* `ister lake repair`"):
+            attempt()
+    assert lake.find(TOPIC, 1).upto(0) == 30, "who reads is not kept from what is whole"
 
 
 def test_rows_that_a_user_deletes_or_rewrites_stop_nothing(owned):

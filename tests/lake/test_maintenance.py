@@ -1,5 +1,6 @@
 """Iceberg's procedures on real tables that PyIceberg made, beside commits and readers."""
 
+import gc
 import itertools
 import os
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from lake_parts import append, assert_exact
 from pyarrow import parquet
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -20,7 +22,9 @@ from pyspark.errors import PySparkException
 
 from ister.config.lake_keys import Maintenance
 from ister.core.errors import BusyError, NotFoundError
+from ister.core.names import TopicName
 from ister.core.upkeep import Procedure, spelling
+from ister.lake.table import Lake
 from ister.pipeline import maintenance
 from ister.pipeline.maintenance import (
     MaintenanceConflictError,
@@ -71,10 +75,10 @@ def rows(first, days=1):
 
 @pytest.fixture
 def make(catalog):
-    def table(commits=6, days=1):
-        name = f"my-ns.t{next(names)}"
-        catalog.create_namespace_if_not_exists("my-ns")
-        made = catalog.create_table(name, SCHEMA, partition_spec=DAY, properties={"ister.upto": '{"0": 60}'})
+    def table(commits=6, days=1, namespace="my-ns", **options):
+        name = f"{namespace}.t{next(names)}"
+        catalog.create_namespace_if_not_exists(namespace)
+        made = catalog.create_table(name, SCHEMA, partition_spec=DAY, properties={"ister.upto": '{"0": 60}'}, **options)
         with made.update_sort_order() as order:
             order.asc("partition", IdentityTransform())
             order.asc("topic_offset", IdentityTransform())
@@ -194,6 +198,81 @@ def test_a_live_file_that_is_listed_as_an_orphan_is_spared(upkeep, catalog, make
     assert sorted(offsets(catalog.load_table(name))) == list(range(20))
 
 
+def aged(*tables):
+    """Have every file of some tables look as if it had been there for ever."""
+    for table in tables:
+        for path in on_disk(table):
+            os.utime(path, (0, 0))
+
+
+@pytest.mark.parametrize(("namespace", "below"), [("my-ns", ""), ("other-ns", ""), ("other-ns", "/data/inner"), ("my-ns.deep", "")])  # fmt: skip
+def test_orphans_of_a_table_are_not_what_another_has_in_its_directory(upkeep, catalog, make, namespace, below):
+    """As it is after ALTER TABLE orders RENAME TO orders_old, when the pipeline has made orders again."""
+    first = make(3)
+    outer = catalog.load_table(first)
+    second = make(3, namespace=namespace, location=outer.location() + below)
+    inner = catalog.load_table(second)
+    stray = Path(spelling(inner.location())) / "data" / "stray.parquet"
+    stray.write_bytes(b"nobody's")
+    aged(outer, inner)
+    results = [upkeep.run(name, ORPHANS) for name in (first, second)]
+    for name in (first, second):
+        table = catalog.load_table(name)
+        assert sorted(offsets(table)) == list(range(30))
+        assert files_of(table) <= on_disk(table)
+    assert not stray.exists()
+    assert sum(result.removed for result in results) == 1
+
+
+def test_orphans_stay_while_a_table_cannot_be_read_that_may_have_them(upkeep, catalog, make):
+    first, broken = make(3), make(3)
+    table, other = catalog.load_table(first), catalog.load_table(broken)
+    stray = Path(spelling(table.location())) / "data" / "stray.parquet"
+    stray.write_bytes(b"whose?")
+    aged(table)
+    metadata = Path(spelling(other.metadata_location))
+    kept = metadata.rename(metadata.with_suffix(".away"))
+    del other
+    gc.collect()  # the catalog knows what someone holds
+    with pytest.raises(MaintenanceFailedError, match=f"{broken} cannot be read"):
+        upkeep.run(first, ORPHANS)
+    assert stray.exists()
+    kept.rename(metadata)
+    assert upkeep.run(first, ORPHANS).removed == 1
+
+
+def test_a_partition_a_little_larger_than_a_file_is_compacted_once(spark, catalog, make, clock):
+    """Iceberg's own threshold would have it rewritten in every round, for ever."""
+    name = make(0)
+    for n in range(6):
+        made = rows(n * ROWS)
+        payloads = pa.array([os.urandom(23_000) for _ in range(ROWS)], pa.binary())
+        catalog.load_table(name).append(made.set_column(3, made.schema.field(3), payloads))
+    upkeep = Upkeep(spark, catalog, Maintenance(target_file_bytes=1 << 20), clock)
+    upkeep.run(name, COMPACT)
+    sizes = [file.size / (1 << 20) for file in state_of(catalog.load_table(name)).files]
+    assert len(sizes) == 2
+    assert all(0.5 <= size < 0.75 for size in sizes), "else this shows nothing"
+    assert COMPACT not in upkeep.due(name)
+    assert upkeep.run(name, COMPACT).removed == 0
+    assert sorted(offsets(catalog.load_table(name))) == list(range(60))
+
+
+def test_files_of_deletions_are_not_counted_as_files_to_compact(spark, catalog, upkeep, make):
+    name = make(1)
+    for n in range(5):
+        spark.sql(f"ALTER TABLE {catalog.name}.{quoted(name)} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
+        spark.sql(f"DELETE FROM {catalog.name}.{quoted(name)} WHERE topic_offset = {n}")
+    table = catalog.load_table(name)
+    assert int(table.current_snapshot().summary["total-delete-files"]) > 0, "else this shows nothing"
+    assert len(state_of(table).files) == 1
+    assert COMPACT not in upkeep.due(name)
+
+
+def quoted(name):
+    return ".".join(f"`{part}`" for part in name.split("."))
+
+
 def test_expiry_keeps_what_running_readers_need_within_the_grace(upkeep, catalog, make, clock):
     name = make(6)
     reader = catalog.load_table(name).scan()
@@ -261,20 +340,67 @@ def test_compaction_and_expiry_go_on_beside_live_commits(upkeep, catalog, make):
     assert sorted(offsets(catalog.load_table(name))) == list(range(appended[0] * ROWS))
 
 
-def test_what_java_wrote_is_synced(upkeep, catalog, make, monkeypatch):
-    synced = set()
-    monkeypatch.setattr(maintenance, "_sync", synced.add)
+@pytest.fixture
+def synced(monkeypatch):
+    found = set()
+    monkeypatch.setattr(maintenance, "sync_path", found.add)
+    return found
+
+
+def test_what_java_wrote_is_synced_and_at_first_what_a_process_before_may_have_left(upkeep, catalog, make, synced):
     name = make(6)
-    for path in on_disk(catalog.load_table(name)):
-        os.utime(path, (0, 0))
-    before = on_disk(catalog.load_table(name))
-    upkeep.run(name, COMPACT)
     table = catalog.load_table(name)
+    aged(table)
+    upkeep.run(name, MANIFESTS)
+    assert on_disk(table) <= synced
+    synced.clear()
+    aged(table)
+    before = on_disk(table)
+    upkeep.run(name, COMPACT)
     written = on_disk(table) - before
     assert len(written) >= 4, "data, manifests, their list and metadata"
     assert written <= synced
     assert {path.parent for path in written} <= synced
     assert not before & synced, "what was there is not synced again"
+
+
+def test_what_java_wrote_is_synced_though_nobody_knows_whether_it_was_committed(
+    upkeep, catalog, make, synced, monkeypatch
+):
+    name = make(6)
+    table = catalog.load_table(name)
+    real = upkeep._call
+
+    def call(*given):
+        real(*given)
+        raise MaintenanceUnknownError(name, COMPACT, "the answer is lost")
+
+    upkeep.run(name, MANIFESTS)
+    aged(table)
+    before = on_disk(table)
+    monkeypatch.setattr(upkeep, "_call", call)
+    with pytest.raises(MaintenanceUnknownError, match="the answer is lost"):
+        upkeep.run(name, COMPACT)
+    written = on_disk(table) - before
+    assert len(written) >= 4
+    assert written <= synced
+
+
+def test_what_cannot_be_synced_is_told_and_synced_with_all_the_rest_the_next_time(upkeep, catalog, make, monkeypatch):
+    name = make(6)
+    upkeep.run(name, MANIFESTS)
+    aged(catalog.load_table(name))
+
+    def fails(_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(maintenance, "sync_path", fails)
+    with pytest.raises(MaintenanceUnknownError, match=r"could not be synced: .*Input/output error"):
+        upkeep.run(name, COMPACT)
+    found = set()
+    monkeypatch.setattr(maintenance, "sync_path", found.add)
+    upkeep.run(name, EXPIRE)
+    assert on_disk(catalog.load_table(name)) <= found
 
 
 def test_only_a_local_warehouse_is_synced(tmp_path):
@@ -373,6 +499,25 @@ def test_orphans_wait_an_hour_after_a_start_and_then_a_day(spark, catalog, make,
     assert upkeep.due(name) == []
     clock.ahead_ms = 23 * HOUR_MS
     assert upkeep.due(name) == [ORPHANS]
+
+
+def test_spark_reads_a_table_though_the_clock_was_set_back(spark, catalog, clock, upkeep):
+    """Java refuses a table whose logs are out of order by more than a minute, and to make such a one."""
+    lake = Lake(catalog, now_ms=clock)
+    table = lake.table(TopicName.parse(f"/default/clock{next(names)}"), 1)
+    clock.ahead_ms = HOUR_MS
+    table.claim(1)
+    append(table, 2)
+    clock.ahead_ms = -HOUR_MS
+    for _ in range(4):
+        append(table, 2)
+    name = ".".join(table.identifier)
+    assert spark.sql(f"SELECT count(*) FROM {catalog.name}.{name}").first()[0] == 10
+    assert table.snapshot.timestamp_ms > clock() + HOUR_MS
+    with pytest.raises(MaintenanceFailedError, match=r"Expected sorted|before last"):
+        upkeep.run(name, COMPACT)
+    assert spark.sql(f"SELECT count(*) FROM {catalog.name}.{name}").first()[0] == 10
+    assert_exact(table)
 
 
 def test_only_tables_of_topics_are_maintained_by_themselves(catalog, make):

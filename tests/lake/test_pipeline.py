@@ -2,13 +2,22 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, produce, rows_of, table_of
 
 from ister.core.errors import FencedError
+from ister.pipeline import writer as writing
+from ister.pipeline.job import JobFailedError, SparkGoneError, is_alive, run_job
 from ister.pipeline.loop import drain
+from ister.pipeline.task import run_tasks
 from ister.rpc import ister_v1_pb2 as pb
+
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +95,110 @@ def test_a_backlog_larger_than_a_file_goes_out_in_several_and_all_of_it(spark, c
     assert_exact(catalog, topic, 400)
 
 
+def test_topics_of_one_tick_share_its_cores_and_get_no_smaller_files_for_it(spark, catalog, broker):
+    topics = [new_topic("shared"), new_topic("shared")]
+    for topic in topics:
+        produce(broker, topic, [bytes(100_000)] * 400)
+    with Pipeline(spark, broker, catalog, topics, cores=2) as writer:
+        tick = writer.tick()
+        assert (tick.rows, tick.files, tick.commits) == (800, 2, 2)
+
+
+def in_which_pool(path):
+    """Return tasks that note the pool that they run in."""
+
+    def run(tasks, reach, batches):
+        from pyspark import TaskContext
+
+        Path(path).write_text(TaskContext.get().getLocalProperty("spark.scheduler.pool") or "")
+        yield from run_tasks(tasks, reach, batches)
+
+    return run
+
+
+def test_a_tick_runs_in_the_ticks_pool(spark, catalog, broker, tmp_path, monkeypatch):
+    topic = new_topic("pool")
+    produce(broker, topic, [b"x"])
+    monkeypatch.setattr(writing, "run_tasks", in_which_pool(tmp_path / "pool"))
+    with Pipeline(spark, broker, catalog, [topic]) as writer:
+        assert writer.tick().rows == 1
+    assert (tmp_path / "pool").read_text() == "ticks"
+
+
+def lost():
+    """Return tasks that end their worker, which no code of ours can catch."""
+
+    def run(tasks, reach, batches):
+        os._exit(9)
+
+    return run
+
+
+def test_a_job_that_failed_ends_its_tick_and_the_next_one_carries_all(spark, catalog, broker, monkeypatch):
+    topic = new_topic("lost")
+    produce(broker, topic, [b"x"] * 10)
+    with Pipeline(spark, broker, catalog, [topic]) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(writing, "run_tasks", lost())
+            with pytest.raises(JobFailedError, match="Python worker exited unexpectedly"):
+                writer.tick()
+        assert is_alive(spark)
+        assert writer.tick().rows == 10
+    assert_exact(catalog, topic, 10)
+
+
+SHOWS_SETTINGS = """
+import sys
+from pathlib import Path
+from ister.config import load
+from ister.pipeline.session import open_session
+
+conf = open_session(load(None, Path(sys.argv[1]), {}).config, master="local[1]").sparkContext.getConf()
+print(conf.get("spark.executor.memory"), conf.get("spark.scheduler.mode"))
+"""
+
+
+def test_spark_s_own_settings_come_from_its_own_file_and_ours_count_for_more(tmp_path):
+    (tmp_path / "spark-defaults.conf").write_text("spark.executor.memory 777m\nspark.scheduler.mode FIFO\n")
+    said = subprocess.run(
+        [sys.executable, "-c", SHOWS_SETTINGS, str(tmp_path / "data")],
+        env=os.environ | {"SPARK_CONF_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
+        check=True,
+    )
+    assert said.stdout.split() == ["777m", "FAIR"]
+
+
+class Stopped:
+    """A session whose Java has ended: whatever is asked of it fails, as py4j fails then."""
+
+    def __getattr__(self, name):
+        raise ConnectionRefusedError("nobody listens")
+
+
+def test_a_job_on_a_spark_that_is_gone_says_so():
+    with pytest.raises(SparkGoneError, match="start the pipeline again"):
+        run_job(Stopped(), 1, run_tasks, "work int", "")
+
+
+def test_metadata_that_is_older_than_the_tables_fences_nobody(spark, catalog, broker):
+    topic = new_topic("restored")
+    produce(broker, topic, [b"x"] * 10)
+    with Pipeline(spark, broker, catalog, [topic]) as writer:
+        writer.tick()
+        epoch = writer.epoch
+    table_of(catalog, topic).claim(epoch + 1000)
+    produce(broker, topic, [b"y"] * 10)
+    with Pipeline(spark, broker, catalog, [topic]) as writer:
+        assert writer.epoch == epoch + 1001
+        assert writer.tick().rows == 10
+        (found,) = [one for one in writer._broker.topics() if one.name == topic]
+    assert found.offsets.lake_upto == 20
+    assert_exact(catalog, topic, 20)
+
+
 def test_a_topic_that_is_made_again_gets_a_table_of_its_own(spark, catalog, broker):
     topic = new_topic("again")
     produce(broker, topic, [b"old"] * 5)
@@ -109,12 +222,13 @@ def test_level_lake_answers_once_the_message_is_in_the_table(spark, catalog, bro
             async with broker.raw() as raw:
                 producer = await raw.create_producer(topic)
                 sending = asyncio.ensure_future(raw.send(topic, producer, b"waits"))
-                while not writer.topics or writer.topics[topic].next < 2:
-                    await asyncio.sleep(0.05)  # until the broker has it
-                    await asyncio.to_thread(writer.look)
+                async with asyncio.timeout(WAIT_S):
+                    while writer.topics[topic].next < 2:
+                        await asyncio.sleep(0.05)  # until the broker has it
+                        await asyncio.to_thread(writer.look)
                 assert not sending.done()
                 await asyncio.to_thread(writer.tick)
-                await asyncio.wait_for(sending, 30)
+                await asyncio.wait_for(sending, WAIT_S)
 
         asyncio.run(send_and_tick())
     assert_exact(catalog, topic, 2)

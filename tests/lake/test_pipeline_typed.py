@@ -3,15 +3,21 @@
 import asyncio
 import io
 import json
+from contextlib import contextmanager
 
 import fastavro
 import pytest
-from danube import SchemaType
+from danube import CompatibilityMode, SchemaType
 from danube.proto import DanubeApi_pb2 as api
-from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, rows_of
+from fault_parts import files_of
+from grpc import StatusCode
+from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, produce, rows_of, table_of
+from pyiceberg.types import FixedType, IntegerType, MapType, StringType, TimeType, UUIDType
 
 from interop.official import Official
 from interop.test_schemas import register
+from ister.pipeline.client import BrokerRefusedError, BrokerUnavailableError
+from ister.pipeline.loop import drain
 
 ORDER = {
     "type": "object",
@@ -45,13 +51,16 @@ async def send(broker, topic, payloads, *, schema_id, version):
             await raw.send(topic, producer, payload, schema_id=schema_id, schema_version=version)
 
 
-def bind(broker, topic, definition, kind=SchemaType.JSON_SCHEMA):
+def bind(broker, topic, definition, kind=SchemaType.JSON_SCHEMA, word="value"):
     """Register a version, and have the topic follow its subject; returns the schema's id."""
-    subject = topic.removeprefix("/default/") + "-value"
+    subject = f"{topic.removeprefix('/default/')}-{word}"
 
     async def do():
         async with Official(broker) as client:
             number = await register(client, subject, definition, kind)
+            if word != "value":  # it follows another one already
+                await client.schemas.configure_topic_schema(topic, subject, "none")
+                await client.schemas.set_compatibility_mode(subject, CompatibilityMode.NONE)
         async with broker.raw() as raw:
             await raw.create_producer(topic, schema_ref=api.SchemaReference(subject=subject, use_latest=True))
         return number
@@ -127,3 +136,194 @@ def test_f33_what_does_not_decode_keeps_its_row_is_marked_and_counted(spark, cat
     assert all(errors[len(good) :])
     assert "version 99" in errors[-1]
     tell("F33", f"{len(bad) + 1} payloads that do not decode: 0 rows dropped")
+
+
+@contextmanager
+def losing(monkeypatch, client, error):
+    """Have the broker not answer the next question for a schema."""
+    ask, left = client.schema, [error]
+
+    def lost(*version):
+        if left:
+            raise left.pop()
+        return ask(*version)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "schema", lost)
+        yield
+    assert not left, "nobody asked"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BrokerUnavailableError("it does not answer in time"),
+        BrokerRefusedError("it has a bug", StatusCode.INTERNAL),
+    ],
+    ids=["away", "internal"],
+)
+def test_a_schema_that_could_not_be_asked_for_costs_its_topic_a_tick_and_not_its_types(
+    spark, catalog, broker, monkeypatch, error
+):
+    topic, other = new_topic("asked"), new_topic("other")
+    number = bind(broker, topic, ORDER)
+    asyncio.run(send(broker, topic, [b'{"id": 1}'], schema_id=number, version=1))
+    produce(broker, other, [b"x"])
+    pipeline = Pipeline(spark, broker, catalog, [topic, other])
+    with pipeline as writer:
+        with losing(monkeypatch, pipeline.client, error):
+            tick = writer.tick()
+        assert (tick.rows, tick.failed) == (1, {topic: str(error)}), "the other one goes on"
+        tick = writer.tick()
+        assert (tick.rows, tick.failed) == (1, {})
+    assert rows_of(catalog, topic)["value"][0].as_py()["id"] == 1
+
+
+def test_a_version_that_was_deleted_is_no_reason_to_wait(spark, catalog, broker, monkeypatch):
+    topic = new_topic("deleted")
+    number = bind(broker, topic, ORDER)
+    asyncio.run(send(broker, topic, [b'{"id": 1}'], schema_id=number, version=1))
+    pipeline, gone = Pipeline(spark, broker, catalog, [topic]), BrokerRefusedError("it is gone", StatusCode.NOT_FOUND)
+    with pipeline as writer, losing(monkeypatch, pipeline.client, gone):
+        assert writer.tick().failed == {}
+    assert_exact(catalog, topic, 1)
+
+
+def add_columns(catalog, topic, **columns):
+    """Give a table more columns, as its user may; two underscores lead into a struct."""
+    with catalog.load_table(table_of(catalog, topic).identifier).update_schema() as update:
+        for name, kind in columns.items():
+            update.add_column(tuple(name.split("__")), kind)
+
+
+def test_columns_that_its_user_added_stop_no_typed_topic(spark, catalog, broker):
+    topic, other = new_topic("user"), new_topic("other")
+    number = bind(broker, topic, ORDER)
+    asyncio.run(send(broker, topic, [b'{"id": 1}'], schema_id=number, version=1))
+    with Pipeline(spark, broker, catalog, [topic, other]) as writer:
+        assert writer.tick().failed == {}
+        spark.sql(f"ALTER TABLE ister.{'.'.join(table_of(catalog, topic).identifier)} ADD COLUMN of_spark int")
+        asyncio.run(send(broker, topic, [b'{"id": 1}'], schema_id=number, version=1))
+        assert writer.tick().failed == {}
+        add_columns(
+            catalog,
+            topic,
+            note=StringType(),
+            seen=TimeType(),
+            value__at=TimeType(),
+            value__who=UUIDType(),
+            value__raw=FixedType(4),
+            value__by_number=MapType(900, IntegerType(), 901, StringType(), value_required=False),
+            value__buyer__seen=TimeType(),
+        )
+        asyncio.run(send(broker, topic, [b'{"id": 2, "buyer": {"name": "Bo"}}'], schema_id=number, version=1))
+        produce(broker, other, [b"x"])
+        tick = writer.tick()
+        assert (tick.rows, tick.failed) == (2, {})
+        # Its schema asks for one of these names: the column is the user's, and what was sent stands beside it.
+        bind(broker, topic, ORDER | {"properties": ORDER["properties"] | {"at": {"type": "string"}}})
+        asyncio.run(send(broker, topic, [b'{"id": 3, "at": "noon"}'], schema_id=number, version=2))
+        tick = writer.tick()
+        assert (tick.rows, tick.failed) == (1, {})
+    rows = rows_of(catalog, topic)
+    values = rows["value"].to_pylist()
+    assert [value["id"] for value in values] == [1, 1, 2, 3]
+    assert values[2]["buyer"] == {"name": "Bo", "seen": None}
+    assert (values[3]["at"], values[3]["at_as_json"]) == (None, '"noon"')
+    assert {rows[name].null_count for name in ("of_spark", "note", "seen", "decode_error")} == {4}
+    with Pipeline(spark, broker, catalog, [topic, other]) as writer:
+        produce(broker, other, [b"y"])
+        asyncio.run(send(broker, topic, [b'{"id": 4}'], schema_id=number, version=2))
+        assert (writer.tick().rows, writer.tick().failed) == (2, {}), "a new one goes on as well"
+
+
+@pytest.mark.parametrize("column", ["value", "decode_error"])
+def test_a_column_of_its_user_with_the_name_of_ours_leaves_its_topic_untyped(spark, catalog, broker, column):
+    topic = new_topic("taken")
+    produce(broker, topic, [b"x"])
+    with Pipeline(spark, broker, catalog, [topic]) as writer:
+        writer.tick()
+        add_columns(catalog, topic, **{column: IntegerType()})
+        number = bind(broker, topic, ORDER)
+        asyncio.run(send(broker, topic, [b'{"id": 1}'], schema_id=number, version=1))
+        tick = writer.tick()
+        assert (tick.rows, tick.failed) == (1, {})
+    assert_exact(catalog, topic, 2)
+    assert rows_of(catalog, topic)[column].null_count == 2
+
+
+def test_a_decode_error_that_its_user_dropped_comes_back(spark, catalog, broker):
+    topic = new_topic("dropped")
+    number = bind(broker, topic, ORDER)
+    with Pipeline(spark, broker, catalog, [topic]) as writer:
+        asyncio.run(send(broker, topic, [b'{"id": 1}'], schema_id=number, version=1))
+        writer.tick()
+        with catalog.load_table(table_of(catalog, topic).identifier).update_schema() as update:
+            update.delete_column("decode_error")
+        for _ in range(2):  # the first one finds out
+            asyncio.run(send(broker, topic, [b"{"], schema_id=number, version=1))
+            tick = writer.tick()
+            assert (tick.rows, tick.failed) == (1, {})
+        assert writer.topics[topic].undecoded == 2
+    assert rows_of(catalog, topic)["decode_error"].to_pylist()[-1]
+
+
+def test_what_nobody_expected_of_a_table_is_its_topic_s_error_and_no_other_s(spark, catalog, broker, monkeypatch):
+    topic, other = new_topic("odd"), new_topic("other")
+    number = bind(broker, topic, ORDER)
+    asyncio.run(send(broker, topic, [b'{"id": 1}'], schema_id=number, version=1))
+    produce(broker, other, [b"x"])
+    with Pipeline(spark, broker, catalog, [topic, other]) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(writer._schemas, "typed", lambda *_: {}["a bug of ours"])
+            tick = writer.tick()
+        assert (tick.rows, set(tick.failed)) == (1, {topic})
+        assert "KeyError" in tick.failed[topic]
+        assert writer.tick().failed == {}
+    assert_exact(catalog, topic, 1)
+
+
+def test_messages_are_decoded_by_the_schema_that_they_name_whatever_the_topic_follows_now(spark, catalog, broker):
+    topic = new_topic("rebound")
+    first = bind(broker, topic, ORDER)
+    asyncio.run(send(broker, topic, [b'{"id": 1}'], schema_id=first, version=1))
+    second = bind(broker, topic, {"type": "object", "properties": {"paid": {"type": "boolean"}}}, word="receipt")
+    assert second != first
+    asyncio.run(send(broker, topic, [b'{"paid": true}'], schema_id=second, version=1))
+    asyncio.run(send(broker, topic, [b'{"id": 2}'], schema_id=first, version=1))
+    asyncio.run(send(broker, topic, [b"{}"], schema_id=1 << 40, version=1))
+    pipeline = Pipeline(spark, broker, catalog, [topic])
+    with pipeline as writer:
+        ticks = []
+        drain(writer, ticks.append)
+        assert sum(tick.rows for tick in ticks) == 4
+        assert not any(tick.failed for tick in ticks)
+        assert writer.topics[topic].undecoded == 1
+        assert len(files_of(catalog, topic)[1]) == 1, "what was written before the schema was asked for is not left"
+        # A version that comes between the look and the plan is met in the same way.
+        look = writer.look
+
+        def late():
+            look()
+            bind(
+                broker, topic, {"type": "object", "properties": {"paid": {}, "by": {"type": "string"}}}, word="receipt"
+            )
+            asyncio.run(send(broker, topic, [b'{"by": "card"}'], schema_id=second, version=2))
+            writer.look = look
+
+        asyncio.run(send(broker, topic, [b'{"paid": false}'], schema_id=second, version=1))
+        writer.look = late
+        drain(writer, ticks.append)
+        drain(writer, ticks.append)
+        assert writer.topics[topic].undecoded == 1
+    rows = rows_of(catalog, topic)
+    values = rows["value"].to_pylist()
+    assert [value and (value["id"], value["paid"], value["by"]) for value in values] == [
+        (1, None, None),
+        (None, True, None),
+        (2, None, None),
+        None,
+        (None, False, None),
+        (None, None, "card"),
+    ]
+    assert [bool(one) for one in rows["decode_error"].to_pylist()] == [False, False, False, True, False, False]

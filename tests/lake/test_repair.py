@@ -18,7 +18,17 @@ from ister.core.errors import CorruptError, NotFoundError
 from ister.core.names import TopicName
 from ister.core.upkeep import spelling
 from ister.lake.errors import CommitConflictError, TableMovedError
-from ister.lake.repair import Cut, RepairRefusedError, Served, cuts_of, examine, fallback_of, losses, mend, whole_below
+from ister.lake.repair import (
+    Cut,
+    Offsets,
+    RepairRefusedError,
+    Served,
+    cuts_of,
+    examine,
+    fallback_of,
+    losses,
+    mend,
+)
 
 # --- where to cut -----------------------------------------------------------------------------------------------------
 
@@ -39,19 +49,14 @@ from ister.lake.repair import Cut, RepairRefusedError, Served, cuts_of, examine,
     ],
 )
 def test_a_partition_is_whole_below_its_first_hole_or_its_first_double(offsets, upto):
-    assert whole_below(np.array(offsets, np.int64)) == upto
-
-
-def test_whole_below_is_what_counting_says():
-    random = np.random.default_rng(1)
-    for _ in range(500):
-        offsets = random.integers(0, 8, random.integers(0, 12))
-        counts = [int((offsets == offset).sum()) for offset in range(13)]
-        assert whole_below(offsets) == next(offset for offset, count in enumerate(counts) if count != 1)
+    assert held(p0=offsets)[0].whole_below == upto
 
 
 def held(**partitions):
-    return {int(name[1:]): np.array(offsets, np.int64) for name, offsets in partitions.items()}
+    found = {int(name[1:]): Offsets() for name in partitions}
+    for name, offsets in partitions.items():
+        found[int(name[1:])].add(np.array(offsets, np.int64))
+    return found
 
 
 def test_what_is_behind_the_first_fault_is_cut_and_what_nobody_told_of_as_well():
@@ -192,6 +197,20 @@ def test_a_hole_in_the_middle_of_a_file_keeps_what_comes_before(spark, catalog, 
     loaded(catalog, topic).delete("topic_offset = 4")
     assert mending(topic).cuts == [Cut(0, 30, 4, 25)]
     assert tick(spark, broker, catalog, topic) == 26
+    assert_exact(catalog, topic, 30)
+    assert rows_of(catalog, topic).equals(rows)
+
+
+def test_a_data_file_that_is_gone_is_written_anew(spark, catalog, broker, topic, mending):
+    rows = rows_of(catalog, topic)
+    files = sorted(loaded(catalog, topic).scan().plan_files(), key=lambda task: task.file.lower_bounds[1])
+    path = Path(spelling(files[1].file.file_path))
+    path.unlink()
+    told = mending(topic, dry_run=True)
+    assert told.cuts == [Cut(0, 30, 10, 10)]
+    assert f"{path.name}: it is not there" in told.found
+    mending(topic)
+    assert tick(spark, broker, catalog, topic) == 20
     assert_exact(catalog, topic, 30)
     assert rows_of(catalog, topic).equals(rows)
 

@@ -142,7 +142,7 @@ def test_the_snapshot_before_a_rewrite_stays_until_the_rewrite_is_older_than_the
         assert len(table._table.metadata.snapshots) <= 10
     kept = {one.snapshot_id for one in table._table.metadata.snapshots}
     assert before in kept
-    monkeypatch.setattr(snapshot, "GRACE_MS", 0)
+    monkeypatch.setattr(table, "_grace_ms", 0)
     for _ in range(8):
         append(table, 2)
     kept = {one.snapshot_id for one in table._table.metadata.snapshots}

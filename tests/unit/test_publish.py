@@ -17,6 +17,7 @@ from ister.core.publish import (
     Why,
     after,
     check_summary,
+    check_surplus,
     decide,
     misfit,
     to_merge,
@@ -169,27 +170,53 @@ def test_files_with_a_row_too_few_too_many_or_twice_are_refused(runs):
 
 
 @pytest.mark.parametrize(
-    ("upto", "newest", "records", "word"),
+    ("upto", "newest", "records", "deletes", "word"),
     [
-        ({}, None, 0, None),
-        ({0: 0}, {}, 0, None),
-        ({0: 5}, {0: 5}, 5, None),
-        ({0: 5}, {0: 5}, 4, None),
-        ({0: 5, 1: 2}, None, 7, None),
-        ({0: 5}, {0: 3}, 3, "rolled back"),
-        ({0: 3}, {0: 5}, 5, "rolled back"),
-        ({}, {0: 5}, 5, "rolled back"),
-        ({0: 5}, {0: 5}, 0, "emptied"),
-        ({0: 5}, None, 0, "no snapshot of ours"),
-        ({0: 5}, None, 3, "no snapshot of ours"),
-        ({}, None, 3, "no snapshot of ours"),
+        ({}, None, 0, 0, None),
+        ({0: 0}, {}, 0, 0, None),
+        ({0: 5}, {0: 5}, 5, 0, None),
+        ({0: 5}, {0: 5}, 4, 0, None),
+        ({0: 5}, {0: 5}, 5, 2, None),
+        ({0: 5}, {0: 5}, 7, 2, None),
+        ({0: 5, 1: 2}, None, 7, 0, None),
+        ({0: 5, 1: 2}, None, 9, 2, None),
+        ({0: 5}, None, 5, 2, None),
+        ({0: 5}, {0: 3}, 3, 0, "rolled back"),
+        ({0: 3}, {0: 5}, 5, 0, "rolled back"),
+        ({}, {0: 5}, 5, 0, "rolled back"),
+        ({0: 5}, {0: 5}, 0, 0, "emptied"),
+        ({0: 5}, {0: 5}, 6, 0, None),
+        ({0: 5}, None, 0, 0, "no snapshot of ours"),
+        ({0: 5}, None, 3, 0, "no snapshot of ours"),
+        ({0: 5}, None, 9, 3, "no snapshot of ours"),
+        ({}, None, 3, 0, "no snapshot of ours"),
     ],
 )
-def test_a_table_whose_property_and_snapshots_differ_is_told_by_what_was_found(upto, newest, records, word):
-    found = check_summary(upto, newest, records=records)
+def test_a_table_whose_property_and_snapshots_differ_is_told_by_what_was_found(upto, newest, records, deletes, word):
+    found = check_summary(upto, newest, records=records, deletes=deletes)
     assert (found is None) == (word is None), found
     if word:
         assert word in found
+
+
+@pytest.mark.parametrize(
+    ("upto", "records", "deletes", "rows"),
+    [
+        ({}, 0, 0, None),
+        ({0: 5}, 5, 0, None),
+        ({0: 5}, 4, 0, None),
+        ({0: 5, 1: 2}, 7, 0, None),
+        ({0: 5, 1: 2}, 9, 2, None),
+        ({0: 5}, 6, 0, 6),
+        ({0: 5, 1: 2}, 10, 2, 8),
+        ({}, 1, 0, 1),
+    ],
+)
+def test_rows_that_are_more_than_messages_are_not_ours(upto, records, deletes, rows):
+    found = check_surplus(upto, records=records, deletes=deletes)
+    assert (found is None) == (rows is None)
+    if rows is not None:
+        assert f"it has {rows} rows: someone appended to it" in found
 
 
 @pytest.mark.parametrize("files", [1, 3, 20])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ister.core.ticks import TICK_BYTES, Pace, Waiting, deal, runs, seconds_left, splits_each
+from ister.core.ticks import Pace, Waiting, back_off_s, cores_for, deal, runs, seconds_left, shares, splits_each
 
 PACE = Pace(flush_s=5.0, least_s=1.0, rows=1000, bytes=1 << 20)
 SIZES = st.lists(st.integers(1, 1 << 30), max_size=60)
@@ -22,6 +22,8 @@ SIZES = st.lists(st.integers(1, 1 << 30), max_size=60)
         ([Waiting(1, 10, wanted=True)], 0.25, 0.75),
         ([Waiting(1, 10, wanted=True)], 1.0, 0.0),
         ([Waiting(5000, 10)], 3.0, 0.0),
+        ([Waiting(1, None)], 0.25, 0.75),
+        ([Waiting(0, None)], 0.25, 4.75),
     ],
 )
 def test_a_tick_is_due_by_the_clock_or_early_when_much_waits_and_never_too_early(waiting, since_s, left_s):
@@ -32,11 +34,47 @@ def test_a_flush_interval_below_the_least_does_not_commit_more_often():
     assert seconds_left(PACE._replace(flush_s=0.1), [Waiting(1, 1)], 0.5) == pytest.approx(0.5)
 
 
-@given(topics=st.integers(0, 5000), split_bytes=st.sampled_from([64 << 10, 16 << 20]))
-def test_a_tick_of_many_topics_takes_a_little_of_each(topics, split_bytes):
-    each = splits_each(topics, split_bytes)
-    assert each >= 1
-    assert each == 1 or each * split_bytes * topics <= TICK_BYTES
+@given(wanted=st.lists(st.integers(0, 1 << 40), max_size=300), budget=st.integers(0, 1 << 30))
+def test_a_budget_is_shared_out_whole_and_nobody_starves(wanted, budget):
+    given = shares(wanted, budget)
+    assert sum(given) == min(budget, sum(wanted))
+    for share, want in zip(given, wanted, strict=True):
+        assert min(want, budget // len(wanted)) <= share <= want
+
+
+@given(wanted=st.lists(st.integers(0, 1 << 40), min_size=2, max_size=50), budget=st.integers(0, 1 << 30))
+def test_who_wants_more_never_gets_less_and_who_gets_less_than_he_wants_gets_as_much_as_anyone(wanted, budget):
+    given = shares(wanted, budget)
+    most = max(given)
+    for share, want in zip(given, wanted, strict=True):
+        assert share == want or share >= most - 1
+
+
+def test_a_backlog_beside_many_topics_with_a_trickle_gets_nearly_all_of_a_tick():
+    given = shares([1000] * 99 + [100 << 30], 1 << 30)
+    assert given == [1000] * 99 + [(1 << 30) - 99_000]
+
+
+@given(sizes=st.lists(st.lists(st.integers(1, 16 << 20), max_size=64), max_size=40), budget=st.integers(0, 1 << 30))
+def test_a_tick_takes_a_split_of_every_topic_and_more_only_within_the_budget(sizes, budget):
+    taken = splits_each(sizes, budget)
+    assert len(taken) == len(sizes)
+    for count, each in zip(taken, sizes, strict=True):
+        assert (count >= 1) == bool(each)
+    more = [sum(each[:count]) for count, each in zip(taken, sizes, strict=True) if count > 1]
+    assert sum(more) <= budget
+
+
+@given(parts=st.lists(st.integers(0, 1 << 30), min_size=1, max_size=200), cores=st.integers(1, 64))
+def test_cores_are_shared_by_bytes_and_every_topic_has_one(parts, cores):
+    given = [cores_for(part, sum(parts), cores) for part in parts]
+    assert min(given) >= 1
+    assert sum(given) <= cores + len(parts)
+    assert cores_for(7, 7, cores) == cores
+
+
+def test_who_fails_again_and_again_waits_longer_and_longer_up_to_a_bound():
+    assert [back_off_s(tries, 60.0) for tries in (1, 2, 3, 6, 7, 100)] == [1.0, 2.0, 4.0, 32.0, 60.0, 60.0]
 
 
 @given(sizes=SIZES, target=st.integers(1, 1 << 30), cores=st.integers(1, 64))

@@ -8,7 +8,7 @@ from typed_parts import avro, decoded, json_schema, protobuf, record, table_of
 
 from ister.core.schemas.kinds import SchemaType
 from ister.core.schemas.schema import parse
-from ister.core.typed.decode import PAYLOAD_BYTES_MAX, ROWS_AT_ONCE, Decoders, decoder, shape_of
+from ister.core.typed.decode import PAYLOAD_BYTES_MAX, ROWS_AT_ONCE, UNKNOWN_MAX, Decoders, decoder, shape_of
 from ister.core.typed.shape import Struct, arrow_type
 
 OLD = json_schema({"type": "object", "properties": {"a": {"type": "integer"}}})
@@ -56,6 +56,20 @@ def test_each_payload_is_decoded_by_the_schema_that_it_names():
     ]
     assert errors[:7] == [None] * 7
     assert errors[7:] == ["there is no schema 1, version 3", "there is no schema 9", None]
+
+
+def test_schemas_that_were_not_given_are_told_the_first_of_them_only():
+    def unknown(*named):
+        ids, versions = zip(*named, strict=True)
+        decoders = Decoders(SCHEMAS, TABLE, (1, 2))
+        payloads = pa.array([b"{}"] * len(named), pa.binary())
+        for _ in range(2):  # it forgets those of the column before
+            found = decoders.decode_column(payloads, pa.array(ids, pa.int64()), pa.array(versions, pa.int32()))
+        return found.unknown
+
+    assert unknown((1, 1), (None, None), (3, 1)) == []
+    assert unknown((9, None), (1, 3), (1, 3), (9, 1), (1, 1)) == [(1, 3), (9, None), (9, 1)]
+    assert unknown(*((number, 1) for number in range(5000, 100, -1))) == [(101 + n, 1) for n in range(UNKNOWN_MAX)]
 
 
 def test_without_a_schema_there_is_no_value_and_no_error():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ister.core.typed.evolve import TABLE_COLUMNS_MAX, AddField, Widen, merge
 from ister.core.typed.fit import UndecodableError, fitter
-from ister.core.typed.shape import Decimal, Field, List, Map, Primitive, Struct, arrow_type, columns_in
+from ister.core.typed.shape import Decimal, Field, List, Map, Opaque, Primitive, Struct, arrow_type, columns_in
 
 P = Primitive
 
@@ -53,6 +53,22 @@ def test_a_column_widens_where_iceberg_can_and_everything_fits(table, wanted, gr
 )
 def test_a_column_that_takes_it_already_stays(table, wanted):
     assert merge(struct(x=table), struct(x=wanted)) == (struct(x=table), [])
+
+
+@pytest.mark.parametrize("wanted", [P.LONG, P.STRING, Decimal(9, 2), struct(a=P.INT), List(P.INT), Map(P.INT)])
+def test_a_column_of_the_user_s_keeps_its_name_and_what_is_sent_stands_beside_it(wanted):
+    merged, changes = merge(struct(x=Opaque()), struct(x=wanted))
+    assert merged == struct(x=Opaque(), x_as_json=P.JSON)
+    assert changes == [AddField(("x_as_json",), P.JSON)]
+    assert merge(merged, struct(x=wanted)) == (merged, [])
+    value = {P.LONG: 1, P.STRING: "s", Decimal(9, 2): decimal.Decimal("1.50")}.get(wanted, {"a": 1})
+    value = [1] if isinstance(wanted, List) else value
+    row = fitter(struct(x=wanted), merged)({"x": value})
+    assert list(row) == ["x_as_json"]
+    pa.array([row], arrow_type(merged))
+    with pytest.raises(UndecodableError, match="of another type"):
+        fitter(struct(x=wanted), struct(x=Opaque()))({"x": value})
+    assert fitter(struct(x=wanted), struct(x=Opaque()))({}) == {}, "who sends nothing for it has no error"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ister.core.upkeep import (
+    FILES_MIN,
+    GROUP_TARGETS_MIN,
+    LARGE,
     MANIFESTS_MAX,
     ORPHANS_EVERY_MS,
+    SMALL,
     Lineage,
     LiveFile,
     Procedure,
@@ -12,6 +16,7 @@ from ister.core.upkeep import (
     TableState,
     due,
     expirable,
+    overlap,
     spelling,
     to_compact,
 )
@@ -42,9 +47,10 @@ def let_go(lineage, *, named=(), keep=1, grace_ms=HOUR):
         ([1] * 4, 0),
         ([1] * 5, 5),
         ([100] * 20, 0),
-        ([75, 180] * 5, 0),
-        ([74] * 5, 5),
-        ([60, 60], 2),
+        ([50, 180] * 5, 0),
+        ([49] * 5, 5),
+        ([60, 60], 0),
+        ([49, 49, 49], 3),
         ([181], 1),
         ([100] * 5 + [1] * 4, 0),
     ],
@@ -57,6 +63,68 @@ def test_files_are_rewritten_when_many_are_small_or_some_fill_one(sizes, rewritt
 def test_files_of_two_partitions_never_go_together():
     assert to_compact([LiveFile(day, 1) for day in "abcde"], 100) == Rewrite(0, 0)
     assert to_compact([LiveFile(day, 7) for day in "ab" for _ in range(5)], 100) == Rewrite(10, 70)
+
+
+TARGET = 1000
+
+
+def outputs(size):
+    """Return the sizes of what Iceberg 1.x makes of a group of files: SizeBasedFileRewritePlanner.expectedOutputFiles."""
+    if size < TARGET:
+        return [size]
+    whole, rest = divmod(size, TARGET)
+    number = whole + bool(rest)
+    if rest <= SMALL * TARGET and size // whole < 1.1 * TARGET:
+        number = whole  # spread over the others
+    return [size // number + (place < size % number) for place in range(number)]
+
+
+def rewritten(sizes):
+    """Return what the files of a partition are after a compaction by Iceberg's rules, None when it leaves them alone."""
+    chosen = [size for size in sizes if not SMALL * TARGET <= size <= LARGE * TARGET]
+    groups = [[]]
+    for size in chosen:
+        if groups[-1] and sum(groups[-1]) + size > GROUP_TARGETS_MIN * TARGET:
+            groups.append([])
+        groups[-1].append(size)
+    taken = [
+        group
+        for group in groups
+        if len(group) >= FILES_MIN or (len(group) > 1 and sum(group) > TARGET) or sum(group) > LARGE * TARGET
+    ]
+    if not taken:
+        return None
+    left = [size for group in groups if group not in taken for size in group]
+    return (
+        [size for size in sizes if size not in chosen] + left + [new for group in taken for new in outputs(sum(group))]
+    )
+
+
+SIZES = st.lists(st.one_of(st.integers(1, 600), st.integers(400, 2500)), max_size=40)
+
+
+@given(SIZES)
+def test_what_was_compacted_needs_no_compaction_and_what_needs_it_is_compacted(sizes):
+    """A day's partition that is a little larger than the target was rewritten in every round, for ever."""
+    for _ in range(len(sizes) + 1):
+        after = rewritten(sizes)
+        needs_it = to_compact([LiveFile("day", size) for size in sizes], TARGET).files > 0
+        assert needs_it == (after is not None), sizes
+        if after is None:
+            break
+        assert sum(after) == sum(sizes)
+        made = [size for size in after if size not in sizes]
+        assert to_compact([LiveFile("day", size) for size in made if size >= SMALL * TARGET], TARGET).files == 0
+        sizes = after
+    else:
+        pytest.fail(f"it does not end: {sizes}")
+
+
+@given(st.integers(TARGET, 50 * TARGET))
+def test_no_file_of_several_that_compaction_makes_is_small(size):
+    made = outputs(size)
+    assert sum(made) == size
+    assert all(SMALL * TARGET <= one <= LARGE * TARGET for one in made)
 
 
 # --- snapshots --------------------------------------------------------------------------------------------------------
@@ -159,3 +227,12 @@ def test_a_file_has_one_spelling(same):
 
 def test_different_files_are_spelt_differently():
     assert len({spelling(x) for x in ("/x", "/y", "s3://x/k", "gs://x/k", "/x/a:b", "/x/a", "s3://x/K")}) == 7
+
+
+def test_directories_overlap_when_one_is_within_the_other():
+    assert all(
+        overlap(*pair) for pair in (("/w/a", "/w/a"), ("/w/a", "/w/a/b"), ("/w/a/b", "/w"), ("s3://b/x", "s3://b"))
+    )
+    assert not any(
+        overlap(*pair) for pair in (("/w/a", "/w/ab"), ("/w/a-2", "/w/a"), ("/w/a", "/w/b"), ("s3://b/x", "/b/x"))
+    )

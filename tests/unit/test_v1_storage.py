@@ -281,6 +281,49 @@ def test_an_epoch_whose_registration_was_not_answered_is_not_given_again(tmp_pat
     run(story())
 
 
+def test_an_owner_whose_tables_have_seen_higher_epochs_gets_one_behind_them(tmp_path):
+    async def story():
+        async with AdminWorld(tmp_path).asker() as asker:
+            first = (await asker.storage("RegisterPipeline", name="a")).epoch
+            again = await asker.storage("RegisterPipeline", name="a", owner_epoch=first, least_epoch=41)
+            assert again.epoch == 41
+            assert (await asker.storage("RegisterPipeline", name="b")).epoch == 42
+            low = await asker.storage("RegisterPipeline", name="b", owner_epoch=42, least_epoch=7)
+            assert low.epoch == 43, "never one that was given"
+
+    run(story())
+
+
+def test_who_is_not_the_owner_any_more_does_not_become_it_by_registering_again(tmp_path):
+    async def story():
+        async with AdminWorld(tmp_path).asker() as asker:
+            first = (await asker.storage("RegisterPipeline", name="a")).epoch
+            second = (await asker.storage("RegisterPipeline", name="b")).epoch
+            for owner in (first, second + 1):
+                with refused(StatusCode.FAILED_PRECONDITION, "not the owner"):
+                    await asker.storage("RegisterPipeline", name="a", owner_epoch=owner, least_epoch=99)
+            with refused(StatusCode.INVALID_ARGUMENT, "least_epoch"):
+                await asker.storage("RegisterPipeline", name="a", least_epoch=(1 << 62) + 1)
+            assert (await asker.storage("RegisterPipeline", name="c")).epoch == second + 1
+
+    run(story())
+
+
+def test_a_pipeline_that_is_at_work_is_known_by_its_watch(tmp_path):
+    async def story():
+        async with AdminWorld(tmp_path).asker() as asker:
+            pipelines = asker.broker.pipelines
+            epoch = (await asker.storage("RegisterPipeline", name="a")).epoch
+            assert not pipelines.has_owner()
+            pipelines.wakeups.wake("/default/t", 1, 1)
+            async with aclosing(asker.watch(epoch=epoch)) as watch:
+                await anext(watch)
+                assert pipelines.has_owner()
+            assert not pipelines.has_owner()
+
+    run(story())
+
+
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\0b"])
 def test_a_pipeline_has_a_name_for_people(tmp_path, name):
     async def story():

@@ -1,6 +1,7 @@
 """Which pipeline is the owner, and how far its tables are: kept in metadata, so that a restart changes neither.
 
 An epoch is given once, whatever happens. What an older pipeline says is refused from the moment a newer one registers.
+Metadata that was lost gives old epochs again; the tables still know, and an owner who was told by them says so.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import structlog
 
 from ister.broker.records import PipelineRecord, UptoRecord
 from ister.broker.wakeups import Wakeups
-from ister.core.errors import BusyError, PreconditionError, UnknownOutcomeError
+from ister.core.errors import BusyError, InvalidRequestError, PreconditionError, UnknownOutcomeError
 from ister.ports.progress import Progress
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 TRIES = 10
+EPOCH_MAX = 1 << 62
+"""No table has ever been claimed so often; behind it there is room for as many again."""
 
 
 class NotInLakeError(UnknownOutcomeError):
@@ -53,12 +56,23 @@ class Pipelines:
         self._epoch = (await self._records.pipeline())[0].epoch
         self._uptos = await self._records.uptos()
 
-    async def register(self, name: str) -> int:
-        """Make a pipeline the owner; returns its epoch, which is higher than any before. The watches of others end."""
+    async def register(self, name: str, *, owner_epoch: int = 0, least_epoch: int = 0) -> int:
+        """Make a pipeline the owner; returns its epoch, which is higher than any before. The watches of others end.
+
+        With `owner_epoch` only the owner itself is given another one.
+        """
+        if least_epoch > EPOCH_MAX:
+            raise InvalidRequestError(
+                f"least_epoch is {least_epoch}, and {EPOCH_MAX} is the highest that can be asked for"
+            )
         async with self._lock:
             for _ in range(TRIES):
                 known, version = await self._records.pipeline()
-                record = PipelineRecord(epoch=known.epoch + 1, name=name)
+                if owner_epoch and owner_epoch != known.epoch:
+                    raise PreconditionError(
+                        f"epoch {owner_epoch} is not the owner's ({known.epoch}): another pipeline has registered"
+                    )
+                record = PipelineRecord(epoch=max(known.epoch + 1, least_epoch), name=name)
                 if await self._records.save_pipeline(record, version):
                     break
             else:
@@ -67,6 +81,10 @@ class Pipelines:
             self.wakeups.end()
         log.info("pipeline_registered", name=name, epoch=record.epoch)
         return record.epoch
+
+    def has_owner(self) -> bool:
+        """Tell whether a pipeline is at work: one that is watches what producers wait for."""
+        return self.wakeups.is_watched
 
     def check(self, epoch: int) -> None:
         """Refuse whoever is not the owner."""

@@ -132,9 +132,12 @@ class V1Storage:
                 yield pb.Wakeup(topic=topic, generation=generation, upto=upto)
 
     async def register_pipeline(self, request: pb.RegisterPipelineRequest) -> pb.RegisterPipelineResponse:
-        """Make a pipeline the owner."""
+        """Make a pipeline the owner, or let the owner go on with a higher epoch."""
         check_name("name", request.name)
-        return pb.RegisterPipelineResponse(epoch=await self._broker.pipelines.register(request.name))
+        epoch = await self._broker.pipelines.register(
+            request.name, owner_epoch=request.owner_epoch, least_epoch=request.least_epoch
+        )
+        return pb.RegisterPipelineResponse(epoch=epoch)
 
     async def report_upto(self, request: pb.ReportUptoRequest) -> pb.ReportUptoResponse:
         """Keep how far a topic's table is; only what is synced can be in it."""

@@ -28,6 +28,11 @@ class Wakeups:
         self._wanted: dict[tuple[str, int], int] = {}
         self._watches: set[_Watch] = set()
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether anyone wants to know."""
+        return bool(self._watches)
+
     def wake(self, topic: str, generation: int, upto: int) -> None:
         """Say that someone begins to wait for everything below `upto` to be in the table."""
         key = (topic, generation)

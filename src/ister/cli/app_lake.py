@@ -233,9 +233,11 @@ def _repair(
     from ister.cli.lake import looking_at, repair  # noqa: PLC0415  # see demo
     from ister.cli.lake_lines import show_repaired, show_repaired_json  # noqa: PLC0415  # see demo
     from ister.cli.remote import Remote  # noqa: PLC0415  # see demo
+    from ister.config.lake import require_shared_catalog  # noqa: PLC0415  # see demo
 
     with reporting():
         config = load_or_refuse(file, data_dir).config
+        require_shared_catalog(config, "ister lake repair")
         with Remote.broker(broker) as remote, looking_at(config) as catalog:
             done = repair(remote, catalog, topic, dry_run=dry_run, ask=(lambda _: None) if yes else confirm)
         if output is Output.JSON:

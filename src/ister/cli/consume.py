@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,16 +24,30 @@ from danube.proto.DanubeApi_pb2 import (
     TopicLookupRequest,
     TopicPartitionsResponse,
 )
+from grpc import StatusCode
 
 from ister.cli.consume_lines import from_wire
 from ister.cli.display import many, notice, say
 from ister.cli.exits import InputError
 from ister.cli.positions import reset_cursor
 from ister.cli.produce import PATIENCE_S, RETRY_S, partition_number
-from ister.cli.remote import CHANNEL_OPTIONS, TIMEOUT_S, BrokerUnreachableError, Remote, error_of, target_of
+from ister.cli.remote import (
+    CHANNEL_OPTIONS,
+    TIMEOUT_S,
+    BrokerUnreachableError,
+    ChangeUnknownError,
+    Remote,
+    error_of,
+    target_of,
+)
 from ister.core.errors import BusyError, IsterError, NotFoundError
 from ister.core.names import TopicName
-from ister.rpc.danube_admin_pb2 import SubscriptionRequest, SubscriptionResponse
+from ister.rpc.danube_admin_pb2 import (
+    SubscriptionListResponse,
+    SubscriptionRequest,
+    SubscriptionResponse,
+    TopicRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
@@ -156,10 +170,22 @@ class _Consumer:
                     )
                     waiting.pop(0)
                 except IsterError as error:
+                    if isinstance(error, NotFoundError) and await asyncio.to_thread(self._is_gone, admin, waiting[0]):
+                        waiting.pop(0)
+                        continue
                     if loop.time() > deadline or isinstance(error, BrokerUnreachableError):
                         notice(f"ister: warning: subscription {self._subscription} stays: {error}")
                         return
                     await asyncio.sleep(RETRY_S)
+
+    def _is_gone(self, admin: Remote, topic: str) -> bool:
+        """Tell whether there is no such subscription; the protocol says the same of one that someone still uses."""
+        request = TopicRequest(name=topic)
+        try:
+            found = admin.ask("/danube_admin.TopicAdmin/ListSubscriptions", request, SubscriptionListResponse)
+        except NotFoundError:
+            return True
+        return self._subscription not in found.subscriptions
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -203,9 +229,12 @@ class _Consumer:
             sys.stdout.flush()
             self._received += len(batch)
             if self._consuming.ack:
-                async with asyncio.TaskGroup() as group:
-                    for message in batch:
-                        group.create_task(self._ack(message))
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for message in batch:
+                            group.create_task(self._ack(message))
+                except ExceptionGroup as failures:
+                    raise failures.exceptions[0] from failures
 
     async def _next_batch(self, idle_s: float | None, most: int) -> list[StreamMessage]:
         """Wait for messages; nothing when we were stopped, or nothing has come for long enough."""
@@ -236,8 +265,16 @@ class _Consumer:
 
     async def _ack(self, message: StreamMessage) -> None:
         request = AckRequest(request_id=message.request_id, msg_id=message.msg_id, subscription_name=self._subscription)
-        with suppress(BusyError):  # it comes once more
+        try:
             await self._call("/danube.ConsumerService/Ack", request, AckResponse)
+        except BusyError:
+            pass  # it comes once more
+        except ChangeUnknownError as error:
+            # The protocol says INTERNAL where it means that there is no such topic or subscription.
+            if error.code is not StatusCode.INTERNAL:
+                raise
+            what = f"the acknowledgement of offset {message.msg_id.topic_offset} was refused ({error.cause})"
+            raise NotFoundError(f"{what}; the topic or the subscription was deleted meanwhile") from error
 
     # --- the broker ---------------------------------------------------------------------------------------------------
 

@@ -26,16 +26,20 @@ FAMILIES: dict[int, tuple[type[IsterError], str]] = {
 }
 """Each family of errors with its exit code and its meaning; 0 is success."""
 
-EXIT_CODES = "Exit codes:\n" + "\n".join(
-    f"  {code}  {meaning}" for code, meaning in {0: "all is well", **{c: m for c, (_, m) in FAMILIES.items()}}.items()
-)
-"""What --help says about exit codes."""
-
 INTERRUPTED = 128 + signal.SIGINT
 """What a shell reports for Ctrl-C; 1 would claim damage."""
 
 READER_GONE = 128 + signal.SIGPIPE
 """What a shell reports for a program that wrote to a closed pipe; 1 would claim damage."""
+
+MEANINGS = {
+    0: "all is well",
+    **{code: meaning for code, (_, meaning) in FAMILIES.items()},
+    INTERRUPTED: "interrupted (Ctrl-C) before the end",
+    READER_GONE: "whoever read the output has gone, like `head`",
+}
+EXIT_CODES = "Exit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in MEANINGS.items())
+"""What --help says about exit codes."""
 
 _LATER = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EADDRINUSE}
 _DAMAGED = {errno.EIO, errno.EUCLEAN, errno.EBADMSG}

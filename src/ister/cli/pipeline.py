@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,10 @@ from ister.cli.display import many, say
 from ister.cli.remote import target_of
 from ister.config.lake import catalog_properties, file_properties, require_shared_catalog
 from ister.core.ticks import Pace
-from ister.core.tokens import TOKEN_VARIABLE
+from ister.core.tokens import PARENT_VARIABLE, TOKEN_VARIABLE
 from ister.lake.table import Lake
 from ister.pipeline.client import BrokerClient
-from ister.pipeline.loop import Loop, drain
+from ister.pipeline.loop import Loop, Wanted, drain
 from ister.pipeline.maintenance import Upkeep
 from ister.pipeline.plan import Choice
 from ister.pipeline.schedule import Schedule
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+ORPHAN_GRACE_S = 10.0
+"""How long a pipeline whose parent is gone has for what it is doing; then it ends as if it were killed, which loses nothing."""
 FILE_PROPERTIES = ("s3.", "gcs.", "adls.", "hdfs.", "py-io-impl")
 
 
@@ -55,6 +58,8 @@ def run(loaded: Loaded, options: RunOptions) -> None:
     """Carry topics to their tables until told to stop, or once."""
     config = loaded.config
     require_shared_catalog(config, "ister pipeline")
+    if os.environ.pop(PARENT_VARIABLE, None) is not None:
+        threading.Thread(target=end_with_parent, name="ister-parent", daemon=True).start()
     local = options.master.startswith("local")
     token = os.environ.pop(TOKEN_VARIABLE, None) if local else None
     tell_secrets(config)
@@ -62,11 +67,15 @@ def run(loaded: Loaded, options: RunOptions) -> None:
     spark = open_session(config, master=options.master)
     log.info("spark_started", master=options.master, seconds=round(time.monotonic() - began, 1))
     broker = BrokerClient(target_of(options.broker, "--broker"), token)
-    writer = TopicWriter(spark, broker, Lake.open(*catalog_properties(config)), settings(config, options, spark, token))
+    lake = Lake.open(
+        *catalog_properties(config), grace_ms=config.storage.iceberg_config.maintenance.file_grace_minutes * 60_000
+    )
+    writer = TopicWriter(spark, broker, lake, settings(config, options, spark, token))
     told = Teller(writer, Path(loaded.home) / FILE_NAME, options)
     try:
         writer.start()
         if options.once:
+            Wanted(broker, writer.epoch).start()  # so that the broker sees an owner at work
             drain(writer, told)
         else:
             with maintaining(config, spark):
@@ -77,6 +86,16 @@ def run(loaded: Loaded, options: RunOptions) -> None:
         spark.stop()
     if options.once:
         told.sum_up()
+
+
+def end_with_parent() -> None:
+    """Wait for the end of stdin, which is that of our parent, however it ended; then end, and Java with us."""
+    while os.read(0, 4096):
+        pass
+    log.warning("parent_gone")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_GRACE_S)
+    os._exit(128 + signal.SIGTERM)
 
 
 def keep_going(writer: TopicWriter, broker: BrokerClient, at: Pace, told: Teller) -> None:

@@ -91,8 +91,9 @@ class NoAnswerError(BusyError):
 class ChangeUnknownError(UnknownOutcomeError):
     """The broker took a change and did not say what came of it."""
 
-    def __init__(self, url: str, cause: str) -> None:
+    def __init__(self, url: str, code: StatusCode, cause: str) -> None:
         self.url = url
+        self.code = code
         self.cause = cause
         super().__init__(
             f"the broker at {url} did not say whether it did that ({cause}); look before you do it once more"
@@ -173,7 +174,7 @@ def error_of(code: StatusCode, text: str, url: str, option: str) -> IsterError:
         return BrokerUnreachableError(url, option, cause)
     family = _FAMILIES.get(code)
     if family is None:
-        return ChangeUnknownError(url, text or code.name.lower().replace("_", " "))
+        return ChangeUnknownError(url, code, text or code.name.lower().replace("_", " "))
     if family is UnsupportedError:
         return UnsupportedError(f"the broker at {url} does not offer this ({text or 'unimplemented'}); is it Ister's?")
     return family(text or f"the broker at {url} answered {code.name}")

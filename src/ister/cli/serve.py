@@ -40,8 +40,7 @@ FILES_MAX = 1 << 20
 def serve(loaded: Loaded, ready: Callable[[Loaded, Listening, float], None], child: PipelineChild | None) -> None:
     """Serve until SIGTERM or SIGINT; the child, if there is one, runs as long as the broker does."""
     began = time.monotonic()
-    if child is not None:
-        require_shared_catalog(loaded.config, "ister serve")
+    require_shared_catalog(loaded.config, "ister serve")
     for warning in advice(loaded):
         notice(f"ister: warning: {printable(str(warning))}")
     raise_open_files()
@@ -97,7 +96,7 @@ async def _serve_readers(config: Config, ready: Callable[[Listening], None]) -> 
 async def _serve(config: Config, ready: Callable[[Listening], None], child: PipelineChild | None) -> None:
     def listening(where: Listening) -> None:
         if child is not None:
-            child.begin(where.broker_url)
+            child.begin(where.broker_url, where.has_pipeline)
         ready(where)
 
     async with AsyncExitStack() as stack:

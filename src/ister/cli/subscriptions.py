@@ -75,11 +75,13 @@ def reset_subscription(admin: Remote, topic: str, subscription: str, place: Posi
     return moved
 
 
-def delete_subscription(admin: Remote, topic: str, subscription: str) -> None:
-    """End a subscription of a topic, or of each of its partitions."""
-    for one in find_topics(admin, topic):
-        request = danube.SubscriptionRequest(topic=one.name, subscription=subscription)
+def delete_subscription(admin: Remote, topic: str, subscription: str) -> list[str]:
+    """End a subscription of a topic, or of each of its partitions, which are returned."""
+    topics = [one.name for one in find_topics(admin, topic)]
+    for name in topics:
+        request = danube.SubscriptionRequest(topic=name, subscription=subscription)
         admin.change("/danube_admin.TopicAdmin/Unsubscribe", request, danube.SubscriptionResponse)
+    return topics
 
 
 def show_list(topic: str, lines: Sequence[SubscriptionLine]) -> None:
@@ -132,6 +134,12 @@ def show_moved_json(moved: Sequence[Moved]) -> None:
         for one in moved
     ]
     say(json.dumps({"subscriptions": content}, separators=(",", ":")))
+
+
+def show_deleted_json(topics: Sequence[str], subscription: str) -> None:
+    """Write one JSON object."""
+    content = [{"topic": topic, "subscription": subscription} for topic in topics]
+    say(json.dumps({"deleted": content}, separators=(",", ":")))
 
 
 def _fields(line: SubscriptionLine) -> dict[str, object]:

@@ -162,6 +162,11 @@ def show_topics_json(admin: Remote, topics: Sequence[ister.TopicDetail]) -> None
     say(json.dumps({"topics": content}, separators=(",", ":")))
 
 
+def show_deleted_json(topics: Sequence[ister.TopicDetail]) -> None:
+    """Write one JSON object: the topic, or every partition of it."""
+    say(json.dumps({"deleted": [{"topic": topic.name} for topic in topics]}, separators=(",", ":")))
+
+
 def _show_topic(topic: ister.TopicDetail) -> None:
     offsets = topic.offsets
     reliable = topic.dispatch == ister.DISPATCH_RELIABLE

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from ister.config import forms
 from ister.config.keys import Address, Clash, FilePath, OptionName, Secret, Section, Text, note_of, setting
+from ister.core.upkeep import GRACE_MS_MAX
 
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 FileBytes = Annotated[int, Field(ge=1 << 20, le=1 << 32)]
@@ -218,16 +219,18 @@ class Maintenance(Section):
         default=134_217_728,
     )
     keep_snapshots: int = setting(
-        "Snapshots of a table that are kept at least, whatever their age; more make every commit slower.",
+        "Snapshots of a table that maintenance keeps at least, whatever their age; more make every commit slower, and so the "
+        "pipeline itself keeps 90 to 100.",
         default=50,
         ge=1,
-        le=1000,
+        le=90,
     )
     file_grace_minutes: int = setting(
-        "Minutes that a data file stays after it left its table, so that queries that began before can finish.",
+        "Minutes that a data file stays after it left its table, so that queries that began before can finish. So do the "
+        "snapshots around every compaction, which make every commit slower.",
         default=60,
         ge=1,
-        le=525_600,
+        le=GRACE_MS_MAX // 60_000,
     )
     orphan_hours: int = setting(
         "Hours after which a file that belongs to no table counts as left over; a commit under way is younger.",

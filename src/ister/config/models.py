@@ -250,7 +250,10 @@ class WalCloud(Section):
 class Config(Section):
     """Where the broker listens, and what it starts with."""
 
-    cluster_name: Text = setting("Name of the cluster, in metrics and logs.", default="ister")
+    cluster_name: Text = setting(
+        "Name of the cluster, for whoever watches it: a label of the metric `ister_broker_info`, and in the event `broker_recovered`.",
+        default="ister",
+    )
     broker_host: Annotated[Text, AfterValidator(forms.listen_host)] = setting(
         "Name or address to listen on, for clients, administration and metrics alike; 0.0.0.0: all of this machine's.",
         default="127.0.0.1",

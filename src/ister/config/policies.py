@@ -4,12 +4,12 @@ A topic's key wins over its namespace's, and that over the broker's (`policies:`
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from ister.config.keys import TEXT_MAX, Section, setting
+from ister.config.keys import TEXT_MAX, Clash, Section, setting
 from ister.config.problems import nearest
 from ister.config.reasons import reason
 from ister.config.tree import show_key
@@ -121,6 +121,10 @@ class CompletePolicies(Section):
         "Where a new subscription begins: with what comes next, or with the oldest message.", default="latest"
     )
     lake: bool = setting("Carry the topic into its table.", default=True)
+
+    def _clashes(self) -> Iterator[Clash]:
+        if self.ack_level == "lake" and not self.lake:
+            yield Clash("ack_level", "lake", "is lake, which needs a table; lake: false says that there is none")
 
     def to_json(self) -> str:
         """Return a JSON object with every key."""

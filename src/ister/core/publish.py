@@ -141,12 +141,14 @@ def misfit(spans: Mapping[int, tuple[int, int]], runs: Iterable[Run]) -> Refused
 
 
 def check_summary(
-    property_upto: Mapping[int, int], newest_summary_upto: Mapping[int, int] | None, *, records: int
+    property_upto: Mapping[int, int], newest_summary_upto: Mapping[int, int] | None, *, records: int, deletes: int
 ) -> str | None:
     """Return what is wrong with a table whose property and snapshots do not tell the same, None when they do.
 
     The newest summary is that of the nearest ancestor of the current snapshot that has one; rewrites carry none, and
-    when all that carried one are expired, the number of rows must do. `records` is what the current snapshot counts.
+    when all that carried one are expired, the number of rows must do. `records` are the rows of the current snapshot's data
+    files, `deletes` how many of them its delete files may take away. While a summary is there, fewer rows than messages
+    are no fault, unless there are none: whoever must forget someone deletes rows.
     """
     upto = {partition: offset for partition, offset in property_upto.items() if offset}
     messages = sum(upto.values())
@@ -154,11 +156,21 @@ def check_summary(
         summary = {partition: offset for partition, offset in newest_summary_upto.items() if offset}
         if summary != upto:
             return f"its property says {_said(upto)}, its newest snapshot of ours {_said(summary)}: it was rolled back"
-    elif records != messages:
+    elif not records - deletes <= messages <= records:
         return f"its property says {_said(upto)}, and no snapshot of ours is there, but {records} rows"
     if messages and not records:
         return f"its property says {_said(upto)}, and it has no rows: it was emptied"
     return None
+
+
+def check_surplus(property_upto: Mapping[int, int], *, records: int, deletes: int) -> str | None:
+    """Return what is wrong with a table that has more rows than messages, None when it has not: they are not ours.
+
+    It keeps an owner from appending, and no reader from what is whole: that one looks at each row.
+    """
+    if records - deletes <= sum(property_upto.values()):
+        return None
+    return f"its property says {_said(property_upto)}, and it has {records - deletes} rows: someone appended to it"
 
 
 def to_merge(entries: Sequence[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class Waiting(NamedTuple):
     """What one topic has that its table has not."""
 
     rows: int
-    bytes: int
+    bytes: int | None
+    """None while nobody has measured its messages: the first tick does, and comes early for it."""
     wanted: bool = False
     """A producer waits for it."""
 
@@ -37,16 +39,41 @@ class Waiting(NamedTuple):
 def seconds_left(pace: Pace, waiting: Sequence[Waiting], since_s: float) -> float:
     """Return how long to wait for the next tick, when the last one began `since_s` ago; 0 is now."""
     hurry = (
-        any(one.wanted for one in waiting)
+        any(one.wanted or (one.rows and one.bytes is None) for one in waiting)
         or sum(one.rows for one in waiting) >= pace.rows
-        or sum(one.bytes for one in waiting) >= pace.bytes
+        or sum(one.bytes or 0 for one in waiting) >= pace.bytes
     )
     return max(0.0, (pace.least_s if hurry else max(pace.least_s, pace.flush_s)) - since_s)
 
 
-def splits_each(topics: int, split_bytes: int) -> int:
-    """Return how many splits of each topic one tick takes, so that all of them together are about TICK_BYTES."""
-    return max(1, TICK_BYTES // split_bytes // max(1, topics))
+def back_off_s(tries: int, most_s: float) -> float:
+    """Return how long to wait after something has failed so many times in a row: a second, then twice as long each time."""
+    return min(most_s, 2.0 ** min(tries - 1, 20))
+
+
+def shares(wanted: Sequence[int], budget: int) -> list[int]:
+    """Share a budget: all of it while anyone wants more; who wants little gets that, the others get the same each."""
+    given = [0] * len(wanted)
+    left = budget
+    ordered = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    for place, index in enumerate(ordered):
+        given[index] = min(wanted[index], left // (len(ordered) - place))
+        left -= given[index]
+    return given
+
+
+def splits_each(sizes: Sequence[Sequence[int]], budget: int) -> list[int]:
+    """Return how many splits of each topic one tick takes: those in its share of the budget, and one at least."""
+    given = shares([sum(each) for each in sizes], budget)
+    return [
+        max(sum(reached <= share for reached in accumulate(each)), min(1, len(each)))
+        for each, share in zip(sizes, given, strict=True)
+    ]
+
+
+def cores_for(part: int, whole: int, cores: int) -> int:
+    """Return how many cores work for a topic that is such a part of a tick; one at least."""
+    return max(1, cores * part // max(1, whole))
 
 
 def runs(sizes: Sequence[int], target_bytes: int, cores: int) -> list[range]:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.catalog.sql import IcebergTables
-    from pyiceberg.table import CommitTableResponse
+    from pyiceberg.table import CommitTableResponse, StagedTable
     from pyiceberg.table.update import TableRequirement, TableUpdate
+    from pyiceberg.typedef import Identifier
 
 
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
@@ -56,6 +57,23 @@ class KnowingCatalog(SqlCatalog):
         if isinstance(response.metadata, SharedMetadata):
             self._known[response.metadata_location] = response.metadata
         return response
+
+    def _update_and_stage_table(
+        self,
+        current_table: Table | None,
+        table_identifier: Identifier,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> StagedTable:
+        """Make what comes next of a table; never stamped before what it follows, though the clock was set back.
+
+        Java refuses a table whose metadata are not in order. A snapshot brings its own stamp; this is for what has none.
+        """
+        staged = super()._update_and_stage_table(current_table, table_identifier, requirements, updates)
+        if current_table is not None and staged.metadata.last_updated_ms < current_table.metadata.last_updated_ms:
+            last_ms = current_table.metadata.last_updated_ms
+            staged.metadata = staged.metadata.model_copy(update={"last_updated_ms": last_ms})
+        return staged
 
     def _convert_orm_to_iceberg(self, orm_table: IcebergTables) -> Table:
         """Make a table of a catalog's row; the library has no other place between the row and its file."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import TOTAL_RECORDS, ancestors_of
+from pyiceberg.table.snapshots import TOTAL_EQUALITY_DELETES, TOTAL_POSITION_DELETES, TOTAL_RECORDS, ancestors_of
 
 from ister.core.publish import (
     COMMIT,
@@ -25,6 +25,7 @@ from ister.core.publish import (
     Refused,
     after,
     check_summary,
+    check_surplus,
     decide,
     disowned,
     misfit,
@@ -40,7 +41,7 @@ from ister.lake.errors import (
 )
 from ister.lake.files import of_files
 from ister.lake.parquet import data_file
-from ister.lake.snapshot import Stage, delete_all
+from ister.lake.snapshot import GRACE_MS, Stage, delete_all, is_superseded, wall_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,24 +61,37 @@ log = structlog.get_logger()
 
 TRIES = 8
 """How often a commit is tried when others come first: a compaction does so now and then, not all the time."""
-LINGER_S = 3600.0
-"""How long a manifest stays on disk after the table has let it go, for queries that are under way."""
 
 
 class LakeTable:
     """One topic's table, as it was when it was last read."""
 
     def __init__(
-        self, table: Table, topic: TopicName, generation: int, *, now: Callable[[], float] = time.monotonic
+        self,
+        table: Table,
+        topic: TopicName,
+        generation: int,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = wall_ms,
+        grace_ms: int = GRACE_MS,
     ) -> None:
+        """`now` tells how long files have lingered, `now_ms` stamps snapshots and tells their age.
+
+        `grace_ms` is how long what the table has let go stays, for queries that are under way.
+        """
         self._table = table
         self._topic = str(base_of(topic))
         self._generation = generation
         self._epoch: int | None = None
         self._now = now
+        self._now_ms = now_ms
+        self._grace_ms = grace_ms
         self._manifests: dict[int, frozenset[str]] = {}
         self._newest: dict[int, tuple[ManifestFile, ...]] = {}
         self._leaving: deque[tuple[float, str]] = deque()
+        self.conflicts = self.unknowns = 0
+        """How often another commit came first, and how often the catalog did not say whether it took ours."""
         self.check()
 
     @property
@@ -104,6 +118,12 @@ class LakeTable:
     def snapshot(self) -> Snapshot | None:
         """What it held when it was last read."""
         return self._table.current_snapshot()
+
+    @property
+    def metadata_files(self) -> tuple[str, ...]:
+        """What leads to its manifests: the metadata file that was read last, and the list in the snapshot that it names."""
+        snapshot = self.snapshot
+        return (self._table.metadata_location, *(() if snapshot is None else (snapshot.manifest_list,)))
 
     def snapshot_of(self, snapshot_id: int) -> Snapshot | None:
         """Return an older state of it, if that is still known."""
@@ -150,10 +170,22 @@ class LakeTable:
             if snapshot.summary is not None and (text := snapshot.summary.additional_properties.get(UPTO)) is not None:
                 newest = offsets_of(text, self._name)
                 break
-        summary = None if current is None else current.summary
-        records = int(summary.additional_properties.get(TOTAL_RECORDS, 0)) if summary is not None else 0
-        if wrong := check_summary(self.held.upto, newest, records=records):
+        records, deletes = self._rows()
+        if wrong := check_summary(self.held.upto, newest, records=records, deletes=deletes):
             raise TableMovedError(self._name, wrong)
+
+    def check_surplus(self) -> None:
+        """Compare how far it goes with how many rows it has; TableMovedError when someone else has appended to it."""
+        records, deletes = self._rows()
+        if wrong := check_surplus(self.held.upto, records=records, deletes=deletes):
+            raise TableMovedError(self._name, wrong)
+
+    def _rows(self) -> tuple[int, int]:
+        """Return the rows of its data files, and how many of them its delete files may take away."""
+        snapshot = self.snapshot
+        totals = {} if snapshot is None or snapshot.summary is None else snapshot.summary.additional_properties
+        deletes = int(totals.get(TOTAL_POSITION_DELETES, 0)) + int(totals.get(TOTAL_EQUALITY_DELETES, 0))
+        return int(totals.get(TOTAL_RECORDS, 0)), deletes
 
     def claim(self, epoch: int) -> None:
         """Become the owner: whoever was it before cannot commit any more, not even what is under way.
@@ -215,15 +247,19 @@ class LakeTable:
         self, judge: Callable[[Held], Verdict], write: Callable[[Held, Stage], Staged]
     ) -> int | Literal[Decision.LANDED]:
         """Read the table, judge, commit once; as often as others come first, and never without judging again."""
+        offered: tuple[Stage, Staged] | None = None
+        refused: Exception | None = None
         unknown: Exception | None = None
-        cause = ""
         for tried in range(TRIES + 1):
             try:
                 self.refresh()
             except LakeUnavailableError as error:
-                if unknown is not None:
-                    raise CommitUnknownError(self._name, _said(unknown)) from error
+                if (said := unknown or refused) is not None:
+                    raise CommitUnknownError(self._name, _said(said)) from error
                 raise
+            if offered is not None and is_superseded(offered[1].snapshot, self._table.metadata):
+                offered[0].discard()
+            self.check_surplus()
             verdict = judge(self.held)
             if isinstance(verdict, Refused):
                 raise refusal(self._name, verdict)
@@ -231,16 +267,17 @@ class LakeTable:
                 return LANDED
             if tried == TRIES:
                 break
-            stage, staged = self._stage(write)
+            offered = _, staged = self._stage(write)
             try:
                 response = self._table.catalog.commit_table(self._table, staged.requirements, staged.updates)
             except CommitFailedException as error:
-                stage.discard()  # certain: the catalog has said no
-                cause = _said(error)
+                # Not certain: it is also what a client is told who sent it twice, after the first has landed (F30).
+                refused = error
+                self.conflicts += 1
                 continue
             except Exception as error:  # noqa: BLE001  # whatever it was, the commit may have landed: look
                 unknown = error
-                cause = _said(error)
+                self.unknowns += 1
                 continue
             before = self._table
             self._table = Table(
@@ -250,10 +287,11 @@ class LakeTable:
             return staged.snapshot_id
         if unknown is not None:
             raise CommitUnknownError(self._name, _said(unknown)) from unknown
-        raise CommitConflictError(self._name, TRIES, cause)
+        assert refused is not None, "else it was committed"
+        raise CommitConflictError(self._name, TRIES, _said(refused))
 
     def _stage(self, write: Callable[[Held, Stage], Staged]) -> tuple[Stage, Staged]:
-        stage = Stage(self._table, self._newest)
+        stage = Stage(self._table, self._newest, now_ms=self._now_ms, grace_ms=self._grace_ms)
         try:
             return stage, write(self.held, stage)
         except Exception as error:
@@ -277,7 +315,7 @@ class LakeTable:
             delete_all(before, [self._leaving.popleft()[1]])
 
     def _let_go(self, before: Table, staged: Staged) -> None:
-        due = self._now() + LINGER_S
+        due = self._now() + self._grace_ms / 1000
         try:
             for snapshot in (*staged.expired, *self._table.metadata.snapshots):
                 if snapshot.snapshot_id not in self._manifests:

@@ -2,6 +2,8 @@
 
 A change of columns is a commit of its own, before the append that needs it. It removes nothing and requires nothing, so
 two owners that do it at once do no harm. A column of JSON says so in its comment: Iceberg has no such type.
+
+What the table's user added is his: nothing is written there, and it stops nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import structlog
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.schema import Schema
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -29,13 +32,13 @@ from pyiceberg.types import (
 )
 
 from ister.core.typed.evolve import AddField, merge
-from ister.core.typed.shape import Decimal, Field, List, Map, Primitive, Struct
+from ister.core.typed.shape import Decimal, Field, List, Map, Opaque, Primitive, Struct
 from ister.lake.errors import CommitConflictError, LakeUnavailableError
+from ister.lake.schema import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyiceberg.schema import Schema
     from pyiceberg.types import IcebergType
 
     from ister.core.typed.evolve import Change
@@ -65,19 +68,26 @@ _TYPES: dict[Primitive, IcebergType] = {
 _SHAPES = {kind: shape for shape, kind in _TYPES.items() if shape is not Primitive.JSON}
 
 
-def evolve(table: LakeTable, wanted: Sequence[Struct]) -> Struct:
-    """Have a table take the values of all these shapes; returns the shape of its column `value`."""
+def evolve(table: LakeTable, wanted: Sequence[Struct]) -> Struct | None:
+    """Have a table take the values of all these shapes; returns the shape of its column `value`.
+
+    None when its user has columns of our names: they are left as they are.
+    """
     for _ in range(TRIES):
+        if reason := _taken(table.schema):
+            log.warning("table_not_typed", table=".".join(table.identifier), cause=reason)
+            return None
         before = value_shape(table.schema)
+        missing = [name for name in (VALUE, DECODE_ERROR) if name not in _names(table.schema)]
         shape = before or Struct()
         changes: list[Change] = []
         for one in wanted:
             shape, more = merge(shape, one)
             changes += more
-        if before is not None and not changes:
+        if before is not None and not changes and not missing:
             return before
         try:
-            table.change_columns(changes_of(before, shape, changes))
+            table.change_columns(_whole(missing, shape) + changes_of(before, shape, changes))
         except CommitFailedException:
             table.refresh()
             continue
@@ -96,13 +106,16 @@ class ColumnChange(NamedTuple):
     is_new: bool
 
 
+def _whole(missing: Sequence[str], shape: Struct) -> list[ColumnChange]:
+    """Return the columns of ours that a table has not at all."""
+    shapes: dict[str, Shape] = {VALUE: shape, DECODE_ERROR: Primitive.STRING}
+    return [ColumnChange((name,), _field(name, shapes[name]), is_new=True) for name in missing]
+
+
 def changes_of(before: Struct | None, shape: Struct, changes: Sequence[Change]) -> list[ColumnChange]:
-    """Return the columns to add or to widen; a table without a value gets it whole."""
+    """Return the columns within `value` to add or to widen; none for a table that gets it whole."""
     if before is None:
-        return [
-            ColumnChange((VALUE,), _field(VALUE, shape), is_new=True),
-            ColumnChange((DECODE_ERROR,), _field(DECODE_ERROR, Primitive.STRING), is_new=True),
-        ]
+        return []
     found: dict[tuple[str, ...], ColumnChange] = {}
     added: set[tuple[str, ...]] = set()
     for change in changes:
@@ -132,27 +145,71 @@ def _at(shape: Shape, path: Sequence[str]) -> Shape:
 
 def value_shape(schema: Schema) -> Struct | None:
     """Return the shape of a table's column `value`; None while it has none."""
-    if VALUE not in schema.column_names:
-        return None
-    shape = _shape(schema.find_field(VALUE))
+    shape = next((_shape(field) for field in schema.fields if field.name == VALUE), None)
     return shape if isinstance(shape, Struct) else None
 
 
-def _shape(field: NestedField) -> Shape:
-    kind = field.field_type
+def own_columns(schema: Schema) -> Schema:
+    """Return what we write of a table's columns: whatever else it has is null in our files, as Iceberg has it."""
+    ours = {field.field_id for field in SCHEMA.fields}
+    kept = [field for field in schema.fields if field.field_id in ours or field.name in {VALUE, DECODE_ERROR}]
+    return Schema(*(_known(field) if field.name == VALUE else field for field in kept))
+
+
+def _taken(schema: Schema) -> str | None:
+    """Return which column of its user's has the name of one of ours; None when there is none."""
+    for field in schema.fields:
+        if field.name == VALUE and not isinstance(_shape(field), Struct):
+            return f"its column {VALUE} is {field.field_type}, and no struct of ours"
+        if field.name == DECODE_ERROR and (field.required or not isinstance(field.field_type, StringType)):
+            return f"its column {DECODE_ERROR} is {field.field_type}, and no optional string"
+    return None
+
+
+def _names(schema: Schema) -> set[str]:
+    return {field.name for field in schema.fields}
+
+
+def _known(field: NestedField) -> NestedField:
+    """Return a column without what is opaque in it."""
+    return NestedField(field.field_id, field.name, _known_type(field.field_type), required=False, doc=field.doc)
+
+
+def _known_type(kind: IcebergType) -> IcebergType:
     match kind:
         case StructType():
-            return Struct(tuple(Field(one.name, _shape(one)) for one in kind.fields))
+            return StructType(*(_known(one) for one in kind.fields if not isinstance(_shape(one), Opaque)))
         case ListType():
-            return List(_shape(kind.element_field))
+            return ListType(kind.element_id, _known_type(kind.element_type), element_required=False)
         case MapType():
-            return Map(_shape(kind.value_field))
+            value = _known_type(kind.value_type)
+            return MapType(kind.key_id, kind.key_type, kind.value_id, value, value_required=False)
+        case _:
+            return kind
+
+
+def _shape(field: NestedField) -> Shape:
+    """Return the shape of a column; one that we could not leave null, or that no schema asks for, is opaque."""
+    kind = field.field_type
+    match kind:
+        case _ if field.required:
+            return Opaque()
+        case StructType():
+            fields = tuple(Field(one.name, _shape(one)) for one in kind.fields)
+            known = [one for one in fields if not isinstance(one.shape, Opaque)]
+            return Struct(fields) if known and not any(one.required for one in kind.fields) else Opaque()
+        case ListType():
+            element = _shape(kind.element_field)
+            return element if isinstance(element, Opaque) else List(element)
+        case MapType():
+            value = _shape(kind.value_field)
+            return Map(value) if isinstance(kind.key_type, StringType) and not isinstance(value, Opaque) else Opaque()
         case DecimalType():
             return Decimal(kind.precision, kind.scale)
-        case _ if field.doc == JSON_COMMENT:
+        case StringType() if field.doc == JSON_COMMENT:
             return Primitive.JSON
         case _:
-            return _SHAPES[kind]
+            return _SHAPES.get(kind, Opaque())
 
 
 def _field(name: str, shape: Shape) -> NestedField:
@@ -175,5 +232,7 @@ def _type(shape: Shape) -> IcebergType:
             return MapType(
                 key_id=0, key_type=StringType(), value_id=0, value_type=_type(shape.value), value_required=False
             )
+        case Opaque():
+            raise AssertionError("no schema asks for it")
         case _:
             assert_never(shape)

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlparse
 
-from pyarrow.fs import GcsFileSystem
+from pyarrow.fs import FileSelector, GcsFileSystem
 from pyiceberg.io import ADLS_ACCOUNT_KEY, GCS_SERVICE_HOST, GCS_TOKEN, PY_IO_IMPL, load_file_io
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from ister.core.errors import InvalidConfigError
+from ister.core.upkeep import spelling
 from ister.ports.files import OsFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyarrow.fs import FileSystem
     from pyiceberg.io import FileIO, OutputStream
@@ -61,6 +62,45 @@ def open_io(properties: Mapping[str, str], location: str) -> FileIO:
 def of_files(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that files need, and none that opens a catalog."""
     return {key: str(value) for key, value in properties.items() if key.startswith(_OF_FILES)}
+
+
+def is_empty(files: FileIO, directory: str) -> bool:
+    """Tell whether nothing is in a directory; of files that cannot be listed, that is what is said."""
+    if not isinstance(files, PyArrowFileIO):
+        return True
+    scheme, host, path = files.parse_location(directory, files.properties)
+    found = files.fs_by_scheme(scheme, host).get_file_info(FileSelector(path, allow_not_found=True))
+    return not found
+
+
+def sync_local(locations: Iterable[str], home: str) -> None:
+    """Have files of a table be on disk, with their names in the directories from its home on; a store's are there already."""
+    top, directories = Path(spelling(home)), set[Path]()
+    for path in [Path(spelling(location)) for location in locations if is_local(location)]:
+        sync_path(path)
+        directories.update(parent for parent in path.parents if parent.is_relative_to(top))
+    for directory in sorted(directories, reverse=True):
+        sync_path(directory)
+
+
+def sync_path(path: Path) -> None:
+    """Have a file's bytes, or a directory's names, be on disk, whoever wrote them."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def unreachable(files: FileIO, location: str) -> str:
+    """Return why a file's bytes cannot be had; nothing when they can: then it is they that are wrong."""
+    try:
+        with files.new_input(location).open() as source:
+            while source.read(1 << 20):
+                pass
+    except OSError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 class SyncedFileIO(PyArrowFileIO):

@@ -67,6 +67,11 @@ class FileIndex:
         """Every delete file."""
         return self._listing.deletes
 
+    @property
+    def manifests(self) -> tuple[str, ...]:
+        """Every manifest, by its path."""
+        return tuple(self._manifests)
+
     def plan(self, start: int, stop: int, partition: int) -> list[Part]:
         """Return the data files that may hold offsets [start, stop) of a partition, by their first offset."""
         return select(self._listing.parts, start, stop, partition)

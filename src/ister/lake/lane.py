@@ -46,9 +46,9 @@ class Wish(NamedTuple):
 
 
 def read_lane(
-    files: FileIO, part: Part, wish: Wish, deleted: Deleted | None, fields: dict[int, str] = WANTED
+    files: FileIO, part: Part, wish: Wish | None, deleted: Deleted | None, fields: dict[int, str] = WANTED
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows of a file that are wanted, in the order of the file, with some columns by their names.
+    """Give the rows of a file that are wanted, None for all, in the order of the file, with some columns by their names.
 
     OSError and pa.ArrowException when it cannot be read; ValueError when it has not the columns of a table of ours.
     """
@@ -58,14 +58,19 @@ def read_lane(
         first_row = 0
         for group in range(file.metadata.num_row_groups):
             about = file.metadata.row_group(group)
-            if _may_hold(about, columns, wish):
+            if wish is None or _may_hold(about, columns, wish):
                 for rows in _read_group(file, group, first_row, columns, wish, deleted):
                     yield rows.select([str(field_id) for field_id in fields]).rename_columns(list(fields.values()))
             first_row += about.num_rows
 
 
 def _read_group(
-    file: pq.ParquetFile, group: int, first_row: int, columns: dict[int, str], wish: Wish, deleted: Deleted | None
+    file: pq.ParquetFile,
+    group: int,
+    first_row: int,
+    columns: dict[int, str],
+    wish: Wish | None,
+    deleted: Deleted | None,
 ) -> Iterator[pa.RecordBatch]:
     about = file.metadata.row_group(group)
     row_bytes = max(1, about.total_byte_size // max(1, about.num_rows))
@@ -78,7 +83,7 @@ def _read_group(
             ],
             names=[str(field_id) for field_id in columns],
         )
-        keep = _wanted(by_id, wish)
+        keep = None if wish is None else _wanted(by_id, wish)
         if deleted is not None and (left := deleted.kept(first_row, by_id)) is not None:
             keep = left if keep is None else keep & left
         first_row += batch.num_rows

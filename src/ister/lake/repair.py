@@ -1,21 +1,33 @@
 """Mend a table that is not as it was left: keep what it holds without a hole, cut off the rest, and let it say so.
 
 One commit cuts and tells how far the table goes now; the pipeline appends what is missing at its next tick, from the log or
-the objects. Nothing is cut that they could not give back.
+the objects. Nothing is cut that they could not give back. A data file that is gone or damaged is a hole like any other, and
+leaves the table in the same commit; unless an older snapshot, from before a compaction, still has its rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
+import pyarrow as pa
 import structlog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.manifest import DataFileContent
 from pyiceberg.serializers import FromInputFile
-from pyiceberg.table import Table
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.snapshots import (
+    TOTAL_EQUALITY_DELETES,
+    TOTAL_POSITION_DELETES,
+    TOTAL_RECORDS,
+    Summary,
+    ancestors_of,
+)
+from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
@@ -31,26 +43,33 @@ from ister.core.tables import (
     with_generation,
     with_hash,
 )
-from ister.core.upkeep import spelling
+from ister.core.upkeep import GRACE_MS_MAX, spelling
 from ister.lake.commit import LakeTable
+from ister.lake.deletes import deleted_of
 from ister.lake.errors import CommitConflictError, CommitUnknownError, LakeUnavailableError, TableMovedError
-from ister.lake.files import is_local, of_files, open_io
+from ister.lake.files import is_local, of_files, open_io, unreachable
+from ister.lake.index import FileIndex
+from ister.lake.lane import OFFSETS, read_lane
 from ister.lake.schema import differs
-from ister.lake.snapshot import Stage
+from ister.lake.snapshot import Stage, delete_all, is_superseded, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
     from pyiceberg.catalog import Catalog
+    from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.table.update import TableRequirement, TableUpdate
     from sqlalchemy import ColumnElement, CursorResult
 
     from ister.core.names import TopicName
 
 log = structlog.get_logger()
 
-NO_RETRIES = {"commit.retry.num-retries": "0"}
-"""The library would commit again without looking; set on the loaded handle alone, never in the table."""
+SHOWN_MAX = 3
+"""So many of the data files that cannot be read are named."""
+ANCESTORS_MAX = 100
+"""How many older snapshots are looked at for what a newer one has lost."""
 
 
 class RepairRefusedError(CorruptError):
@@ -80,6 +99,61 @@ class Cut(NamedTuple):
         return self.rows > 0 or self.said != self.keep
 
 
+class Offsets:
+    """Which offsets of a partition there are, in whatever order and pieces they come: as runs without a hole, so a few."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._starts = np.empty(0, np.int64)
+        self._stops = np.empty(0, np.int64)
+        self._twice: int | None = None
+
+    @property
+    def runs(self) -> int:
+        """How many runs they make up."""
+        return len(self._starts)
+
+    @property
+    def whole_below(self) -> int:
+        """The offset below which each is there once: the first that is missing, or that is there twice."""
+        if not self.runs or self._starts[0] != 0:
+            return 0
+        first_hole = int(self._stops[0])
+        return first_hole if self._twice is None else min(first_hole, self._twice)
+
+    def add(self, offsets: npt.NDArray[np.int64]) -> None:
+        """Count some more."""
+        if not len(offsets):
+            return
+        self.rows += len(offsets)
+        ordered = np.sort(offsets)
+        steps = np.diff(ordered)
+        self._note_twice(ordered[1:][steps == 0])
+        cuts = np.flatnonzero(steps > 1)
+        self._unite(ordered[[0, *(cuts + 1)]], ordered[[*cuts, -1]] + 1)
+
+    def join(self, other: Offsets) -> None:
+        """Count what was counted elsewhere."""
+        self.rows += other.rows
+        if other._twice is not None:
+            self._note_twice(np.array([other._twice]))
+        if other.runs:
+            self._unite(other._starts, other._stops)
+
+    def _unite(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
+        starts, stops = np.concatenate((self._starts, starts)), np.concatenate((self._stops, stops))
+        order = np.argsort(starts, kind="stable")
+        starts, stops = starts[order], np.maximum.accumulate(stops[order])
+        self._note_twice(starts[1:][starts[1:] < stops[:-1]])
+        breaks = np.flatnonzero(starts[1:] > stops[:-1])
+        self._starts, self._stops = starts[[0, *(breaks + 1)]], stops[[*breaks, -1]]
+
+    def _note_twice(self, offsets: npt.NDArray[np.int64]) -> None:
+        if len(offsets):
+            first = int(offsets[0])
+            self._twice = first if self._twice is None else min(first, self._twice)
+
+
 class Fallback(NamedTuple):
     """A table whose newest metadata file cannot be read, and the newest one before it that can."""
 
@@ -98,11 +172,15 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong with a table as of one snapshot; `found` is what its own account of itself has wrong."""
+    """What is wrong with a table as of one snapshot; `found` says it, beside where to cut."""
 
     table: Table
     cuts: Sequence[Cut]
     found: str
+    ruined: Sequence[str] = ()
+    """Data files that are gone or damaged, and leave the table."""
+    back_to: Snapshot | None = None
+    """An older snapshot that is all there and holds more than what is left of the newest."""
 
     @property
     def sound(self) -> bool:
@@ -171,25 +249,17 @@ def fall_back(catalog: Catalog, fallback: Fallback) -> None:
     log.warning("table_fell_back", table=".".join(name), broken=fallback.broken, chosen=chosen["metadata_location"])
 
 
-def whole_below(offsets: npt.NDArray[np.int64]) -> int:
-    """Return below which offset each is there once: the first hole or the first that is there twice."""
-    ordered = np.sort(offsets)
-    wrong = np.flatnonzero(ordered != np.arange(len(ordered)))
-    return max(0, min(int(ordered[wrong[0]]), int(wrong[0]))) if len(wrong) else len(ordered)
-
-
-def cuts_of(held: Mapping[int, npt.NDArray[np.int64]], said: Mapping[int, int] | None) -> list[Cut]:
+def cuts_of(held: Mapping[int, Offsets], said: Mapping[int, int] | None) -> list[Cut]:
     """Decide where to cut each partition; `said` is how far the table says it goes, None when that cannot be read.
 
     Rows behind what the table says are nobody's: the pipeline would append their offsets a second time.
     """
     cuts = []
     for partition in sorted({*held, *(said or {})}):
-        offsets = held.get(partition, np.empty(0, np.int64))
-        whole = whole_below(offsets)
-        told = whole if said is None else said.get(partition, 0)
-        keep = min(whole, told)
-        cuts.append(Cut(partition, told, keep, len(offsets) - keep))
+        offsets = held.get(partition, Offsets())
+        told = offsets.whole_below if said is None else said.get(partition, 0)
+        keep = min(offsets.whole_below, told)
+        cuts.append(Cut(partition, told, keep, offsets.rows - keep))
     return cuts
 
 
@@ -217,44 +287,144 @@ def losses(cuts: Sequence[Cut], served: Mapping[int, Served]) -> Iterator[str]:
 
 
 def examine(table: Table, topic: TopicName, generation: int) -> Diagnosis:
-    """Read which offsets a table really holds, two columns of all its rows, and compare with what it says."""
+    """Read which offsets a table really holds, two columns of all its rows, and compare with what it says.
+
+    LakeUnavailableError when a file cannot be reached: it is not taken for one that is gone.
+    """
     name = ".".join(table.name())
     if wrong := differs(table.schema()):
         raise TableMovedError(name, wrong)
     found, said = "", None
     try:
         said = offsets_of(table.properties.get(UPTO, ""), name)
-        LakeTable(table, topic, generation)
+        LakeTable(table, topic, generation).check_surplus()
     except TableMovedError as error:
         found = error.found
     except CorruptMetadataError as error:
         found = str(error)
-    return Diagnosis(table, cuts_of(_held(table), said), found)
+    held, ruined = _held(table, table.current_snapshot())
+    cuts = cuts_of(held, said)
+    told = [found] if found else []
+    told += [f"data file {path}: {reason}" for path, reason in list(ruined.items())[:SHOWN_MAX]]
+    told += [f"{len(ruined) - SHOWN_MAX:,} more data files like these"] if len(ruined) > SHOWN_MAX else []
+    for older in _ancestors(table, ruined, _kept(cuts)) if ruined else ():
+        there, lost = _held(table, older)
+        then = cuts_of(there, said)
+        if not lost and not any(cut.rows for cut in then) and _kept(then) > _kept(cuts):
+            told.append(f"an older snapshot is all there: it goes back to snapshot {older.snapshot_id}")
+            return Diagnosis(table, then, "; ".join(told), back_to=older)
+    return Diagnosis(table, cuts, "; ".join(told), tuple(ruined))
 
 
 def mend(diagnosis: Diagnosis) -> None:
-    """Cut, and tell how far the table goes, in one commit on top of the snapshot that was examined."""
+    """Cut, and tell how far the table goes, in one commit on top of the snapshot that was examined.
+
+    CommitConflictError: another came first, look anew. CommitUnknownError: look whether it has landed.
+    """
     table, name = diagnosis.table, ".".join(diagnosis.table.name())
     upto = offsets_text(diagnosis.upto)
     summary = {UPTO: upto, EPOCH: table.properties.get(EPOCH, "0")}
     try:
-        if any(cut.rows for cut in diagnosis.cuts):
-            # On this handle only: other handles of the table share what its metadata is made of.
-            table.metadata = table.metadata.model_copy(update={"properties": table.properties | NO_RETRIES})
-            with table.transaction() as transaction:
-                transaction.delete(_behind(diagnosis.cuts), snapshot_properties=summary)
+        if diagnosis.back_to is not None:
+            staged = Stage(table, {}, grace_ms=GRACE_MS_MAX).write([], summary, {UPTO: upto}, onto=diagnosis.back_to)
+            _commit(table, staged.requirements, staged.updates, _kept(diagnosis.cuts))
+        elif diagnosis.ruined or any(cut.rows for cut in diagnosis.cuts):
+            with _Once(table, _kept(diagnosis.cuts)) as transaction:
+                _take_out(transaction, table, diagnosis.ruined, summary)
+                if behind := _behind(diagnosis.cuts):
+                    transaction.delete(behind, snapshot_properties=summary)
                 transaction.set_properties({UPTO: upto})
         else:
-            stage = Stage(table, {})
-            staged = stage.write([], summary, {UPTO: upto})
-            table.catalog.commit_table(table, staged.requirements, staged.updates)
-    except CommitFailedException as error:
-        raise CommitConflictError(name, 1, _said(error)) from error
+            staged = Stage(table, {}, grace_ms=GRACE_MS_MAX).write([], summary, {UPTO: upto})
+            _commit(table, staged.requirements, staged.updates, _kept(diagnosis.cuts))
     except IsterError:
         raise
     except Exception as error:
-        raise CommitUnknownError(name, _said(error)) from error
+        raise LakeUnavailableError(name, "write manifests of", _said(error)) from error
     log.info("table_mended", table=name, upto=upto, rows=sum(cut.rows for cut in diagnosis.cuts))
+
+
+class _Once(Transaction):
+    """The library's transaction, committed once: its own tries again, and deletes manifests after a refusal unasked."""
+
+    def __init__(self, table: Table, rows: int) -> None:
+        super().__init__(table)
+        self._rows = rows
+
+    def commit_transaction(self) -> Table:
+        requirements = (*self._requirements, AssertTableUUID(uuid=self._table.metadata.table_uuid))
+        _commit(self._table, requirements, self._updates, self._rows)
+        return self._table
+
+
+def _take_out(transaction: Transaction, table: Table, ruined: Sequence[str], summary: dict[str, str]) -> None:
+    """Let the table forget data files by name: nobody can read which of their rows to keep."""
+    snapshot = table.current_snapshot()
+    if not ruined or snapshot is None:
+        return
+    with transaction.update_snapshot(snapshot_properties=summary).overwrite() as change:
+        for manifest in snapshot.manifests(table.io):
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                if entry.data_file.content == DataFileContent.DATA and entry.data_file.file_path in ruined:
+                    change.delete_data_file(entry.data_file)
+
+
+def _commit(
+    table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...], rows: int
+) -> None:
+    """Commit once what leaves so many rows; whatever is said to it, look whether it has landed."""
+    name = ".".join(table.name())
+    updates, made = _settled(table, updates, rows)
+    assert made, "without a snapshot, the assertion of a commit under way would not see it"
+    try:
+        table.catalog.commit_table(table, requirements, updates)
+    except Exception as error:
+        try:
+            fresh = table.catalog.load_table(table.name())
+        except Exception:  # noqa: BLE001  # then nobody knows
+            raise CommitUnknownError(name, _said(error)) from error
+        if fresh.metadata.snapshot_by_id(made[-1].snapshot_id) is not None:
+            return
+        if is_superseded(made[0], fresh.metadata):
+            delete_all(table, [path for snapshot in made for path in _written(table, snapshot)])
+        elif not isinstance(error, CommitFailedException):
+            raise CommitUnknownError(name, _said(error)) from error
+        raise CommitConflictError(name, 1, _said(error)) from error
+
+
+def _settled(
+    table: Table, updates: tuple[TableUpdate, ...], rows: int
+) -> tuple[tuple[TableUpdate, ...], list[Snapshot]]:
+    """Have snapshots come behind what the table has, whatever the clock says, and count no row too many; returns them, too."""
+    made: list[Snapshot] = []
+    settled: list[TableUpdate] = []
+    for change in updates:
+        if isinstance(change, AddSnapshotUpdate):
+            time_ms = stamp(table.metadata, change.snapshot.timestamp_ms)
+            summary = _counted(change.snapshot.summary, rows)
+            made.append(change.snapshot.model_copy(update={"timestamp_ms": time_ms, "summary": summary}))
+            settled.append(AddSnapshotUpdate(snapshot=made[-1]))
+        else:
+            settled.append(change)
+    return tuple(settled), made
+
+
+def _counted(summary: Summary | None, rows: int) -> Summary | None:
+    """Correct the number of rows: the library counts a file once that was in the table twice and is taken out."""
+    if summary is None:
+        return None
+    totals = summary.additional_properties
+    deletes = int(totals.get(TOTAL_POSITION_DELETES, 0)) + int(totals.get(TOTAL_EQUALITY_DELETES, 0))
+    most = min(int(totals.get(TOTAL_RECORDS, 0)), rows + deletes)
+    return Summary(operation=summary.operation, **{**totals, TOTAL_RECORDS: str(most)})
+
+
+def _written(table: Table, snapshot: Snapshot) -> Iterator[str]:
+    """Name the metadata that were written for a snapshot."""
+    for manifest in snapshot.manifests(table.io):
+        if manifest.added_snapshot_id == snapshot.snapshot_id:
+            yield manifest.manifest_path
+    yield snapshot.manifest_list
 
 
 def _pointers(catalog: SqlCatalog, name: tuple[str, str]) -> tuple[str, str | None] | None:
@@ -297,17 +467,50 @@ def _read(catalog: Catalog, name: tuple[str, str], location: str) -> tuple[Table
     return table, ""
 
 
-def _held(table: Table) -> dict[int, npt.NDArray[np.int64]]:
-    """Read the offsets of each partition, as they come."""
-    parts: dict[int, list[npt.NDArray[np.int64]]] = {}
+def _kept(cuts: Sequence[Cut]) -> int:
+    return sum(cut.keep for cut in cuts)
+
+
+def _ancestors(table: Table, ruined: Mapping[str, str], rows: int) -> Iterator[Snapshot]:
+    """Give the older snapshots with more than so many rows, all in other files, newest first: from before a compaction."""
+    ancestors = ancestors_of(table.current_snapshot(), table.metadata)
+    for snapshot in islice(ancestors, 1, ANCESTORS_MAX):
+        index = FileIndex()
+        try:
+            index.turn(snapshot, table.io)
+        except Exception as error:  # noqa: BLE001  # its manifests may have been let go; others may do
+            log.info(
+                "snapshot_not_read", table=".".join(table.name()), snapshot=snapshot.snapshot_id, cause=_said(error)
+            )
+            continue
+        if sum(part.rows for part in index.parts) > rows and not any(part.path in ruined for part in index.parts):
+            yield snapshot
+
+
+def _held(table: Table, snapshot: Snapshot | None) -> tuple[dict[int, Offsets], dict[str, str]]:
+    """Read the offsets of each partition, a few MiB at a time; and which data files cannot be read, and why."""
+    name, held, ruined = ".".join(table.name()), dict[int, Offsets](), dict[str, str]()
+    index = FileIndex()
     try:
-        for batch in table.scan(selected_fields=("partition", "topic_offset")).to_arrow_batch_reader():
-            partitions, offsets = batch["partition"].to_numpy(), batch["topic_offset"].to_numpy()
-            for partition in np.unique(partitions):
-                parts.setdefault(int(partition), []).append(offsets[partitions == partition])
+        index.turn(snapshot, table.io)
     except Exception as error:
-        raise LakeUnavailableError(".".join(table.name()), "read the offsets of", _said(error)) from error
-    return {partition: np.concatenate(found) for partition, found in parts.items()}
+        raise LakeUnavailableError(name, "list files of", _said(error)) from error
+    for part in index.parts:
+        found: dict[int, Offsets] = {}
+        try:
+            for rows in read_lane(table.io, part, None, deleted_of(part, index.deletes, table.io), OFFSETS):
+                numbers, offsets = rows["partition"].to_numpy(), rows["topic_offset"].to_numpy()
+                for number in np.unique(numbers):
+                    found.setdefault(int(number), Offsets()).add(offsets[numbers == number])
+        except (OSError, ValueError, pa.ArrowException) as error:
+            is_gone = isinstance(error, FileNotFoundError)
+            if not is_gone and isinstance(error, OSError) and (problem := unreachable(table.io, part.path)):
+                raise LakeUnavailableError(name, f"read {part.path} of", problem) from error
+            ruined[part.path] = "it is not there" if is_gone else f"it cannot be decoded ({error})"
+            continue
+        for partition, seen in found.items():
+            held.setdefault(partition, Offsets()).join(seen)
+    return held, ruined
 
 
 def _behind(cuts: Sequence[Cut]) -> str:

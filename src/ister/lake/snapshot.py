@@ -41,39 +41,59 @@ from ister.lake.errors import TableMovedError
 from ister.lake.schema import SPEC, spec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyiceberg.manifest import DataFile, ManifestFile
     from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
 SNAPSHOTS_MAX = 100
 SNAPSHOTS_KEPT = 90
 """When there would be more than the most, the oldest are let go until so many are left."""
 GRACE_MS = 3_600_000
-"""How long files that a rewrite took out of the table stay reachable, for queries that began before."""
+"""How long files that a rewrite took out of the table stay reachable, for queries that began before; unless told."""
 
 _CODEC: Final = "deflate"
+
+
+def wall_ms() -> int:
+    """Return milliseconds since 1970 by the machine's clock: for stamps that people read, and for age."""
+    return time.time_ns() // 1_000_000
 
 
 class Staged(NamedTuple):
     """A snapshot that is written and that no table refers to yet."""
 
-    snapshot_id: int
+    snapshot: Snapshot
     updates: tuple[TableUpdate, ...]
     requirements: tuple[TableRequirement, ...]
     manifests: tuple[ManifestFile, ...]
     """As its list has them."""
     expired: list[Snapshot]
 
+    @property
+    def snapshot_id(self) -> int:
+        """Its number."""
+        return self.snapshot.snapshot_id
+
 
 class Stage:
     """Writes one snapshot; whatever it has written so far can be taken away again."""
 
-    def __init__(self, table: Table, newest: Mapping[int, Sequence[ManifestFile]]) -> None:
+    def __init__(
+        self,
+        table: Table,
+        newest: Mapping[int, Sequence[ManifestFile]],
+        *,
+        now_ms: Callable[[], int] = wall_ms,
+        grace_ms: int = GRACE_MS,
+    ) -> None:
         """`newest` are the manifests of snapshots whose lists need not be read, as we wrote them."""
         self._table = table
         self._newest = newest
+        self._now_ms = now_ms
+        self._grace_ms = grace_ms
         self._metadata = table.metadata
         found = spec_of(table.specs().values())
         if found is None:
@@ -84,10 +104,19 @@ class Stage:
         self._snapshot_id = table.metadata.new_snapshot_id()
         self._written: list[str] = []
 
-    def write(self, files: list[DataFile], summary: dict[str, str], properties: dict[str, str]) -> Staged:
-        """Write the manifests and their list; on top of the snapshot that is the table's current one."""
-        parent = self._table.current_snapshot()
+    def write(
+        self,
+        files: list[DataFile],
+        summary: dict[str, str],
+        properties: dict[str, str],
+        *,
+        onto: Snapshot | None = None,
+    ) -> Staged:
+        """Write the manifests and their list; in place of the table's current snapshot, and on top of it or of an older one."""
+        current = self._table.current_snapshot()
+        parent = current if onto is None else onto
         parent_id = parent.snapshot_id if parent else None
+        now_ms = self._now_ms()
         manifests = self._manifests(files, parent)
         path = self._path(f"snap-{self._snapshot_id}-0-{self._uuid}.avro")
         sequence_number = self._metadata.next_sequence_number()
@@ -107,6 +136,7 @@ class Stage:
                 "parent-snapshot-id": parent_id,
                 "manifest-list": path,
                 "sequence-number": sequence_number,
+                "timestamp-ms": stamp(self._metadata, now_ms),
                 "summary": self._summary(files, summary, parent),
                 "schema-id": self._metadata.current_schema_id,
             }
@@ -117,18 +147,20 @@ class Stage:
             SetSnapshotRefUpdate.model_validate({**self._kept_of_ref(), **main}),
             SetPropertiesUpdate(updates=properties),
         )
-        expired = self._expired()
+        expired = self._expired(now_ms)
         if expired:
             ids = [old.snapshot_id for old in expired]
             updates += (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": ids}),)
         requirements = (
-            AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": parent_id}),
+            AssertRefSnapshotId.model_validate(
+                {"ref": MAIN_BRANCH, "snapshot-id": current.snapshot_id if current else None}
+            ),
             AssertTableUUID(uuid=self._metadata.table_uuid),
         )
-        return Staged(self._snapshot_id, updates, requirements, listed, expired)
+        return Staged(snapshot, updates, requirements, listed, expired)
 
     def discard(self) -> None:
-        """Take away what was written; only when it is certain that no table refers to it."""
+        """Take away what was written: it was never offered, or it is superseded."""
         delete_all(self._table, self._written)
 
     def _manifests(self, files: list[DataFile], parent: Snapshot | None) -> list[ManifestFile]:
@@ -197,14 +229,14 @@ class Stage:
             previous_summary=parent.summary if parent else None,
         )
 
-    def _expired(self) -> list[Snapshot]:
+    def _expired(self, now_ms: int) -> list[Snapshot]:
         """Return the snapshots to let go, oldest first; none that someone needs, so long as he does."""
         snapshots = {snapshot.snapshot_id: snapshot for snapshot in self._metadata.snapshots}
         if len(snapshots) < SNAPSHOTS_MAX:
             return []
-        lineage, now_ms = lineage_of(self._metadata.snapshots), time.time_ns() // 1_000_000
+        lineage = lineage_of(self._metadata.snapshots)
         named = {ref.snapshot_id for ref in self._metadata.refs.values()}
-        free = expirable(lineage, named=named, keep=1, grace_ms=GRACE_MS, now_ms=now_ms)
+        free = expirable(lineage, named=named, keep=1, grace_ms=self._grace_ms, now_ms=now_ms)
         return [snapshots[snapshot_id] for snapshot_id in free[: len(snapshots) + 1 - SNAPSHOTS_KEPT]]
 
     def _kept_of_ref(self) -> dict[str, int]:
@@ -218,6 +250,30 @@ class Stage:
             "min-snapshots-to-keep": ref.min_snapshots_to_keep,
         }
         return {name: value for name, value in settings.items() if value is not None}
+
+
+def stamp(metadata: TableMetadata, now_ms: int) -> int:
+    """Return what to stamp a new snapshot with: the time, or a moment behind all that the table was stamped with before.
+
+    A clock may be set back, and Java refuses a table whose logs are not in order. Behind, and not at the same moment: then
+    the library would take the metadata for unstamped, and ask the machine's clock.
+    """
+    stamps = [metadata.last_updated_ms]
+    stamps += [entry.timestamp_ms for entry in metadata.snapshot_log[-1:]]
+    stamps += [entry.timestamp_ms for entry in metadata.metadata_log[-1:]]
+    return max(now_ms, 1 + max(stamps))
+
+
+def is_superseded(snapshot: Snapshot, metadata: TableMetadata) -> bool:
+    """Tell whether a snapshot that was offered is in no version of a table, and never will be: another has its number.
+
+    That it is not among the table's proves nothing: a request that was sent twice may be refused while the first one is
+    under way, and a snapshot that landed may have expired, while those that followed share its manifests.
+    """
+    return any(
+        one.sequence_number == snapshot.sequence_number and one.snapshot_id != snapshot.snapshot_id
+        for one in metadata.snapshots
+    )
 
 
 def lineage_of(snapshots: Iterable[Snapshot]) -> list[Lineage]:

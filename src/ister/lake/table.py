@@ -21,11 +21,12 @@ from ister.core.tables import EPOCH, GENERATION, TOPIC, UPTO, base_of, table_of,
 from ister.lake.catalog import open_catalog
 from ister.lake.commit import LakeTable
 from ister.lake.errors import LakeUnavailableError, TableMovedError
-from ister.lake.files import SYNCED, is_local
+from ister.lake.files import SYNCED, is_empty, is_local, of_files, open_io
 from ister.lake.schema import METRICS, SCHEMA, SORTED_BY, SPEC, differs
+from ister.lake.snapshot import GRACE_MS, wall_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
@@ -49,26 +50,33 @@ PROPERTIES = {
 
 TRIES = 8
 """How often a table is looked for anew because someone else made one of that name first."""
+PLACES_MAX = 1000
+"""How many tables of one name may have been renamed, or dropped and kept."""
 
 
 class Lake:
     """The tables of one catalog."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, *, now_ms: Callable[[], int] = wall_ms, grace_ms: int = GRACE_MS) -> None:
+        """`now_ms` is what its tables' snapshots are stamped with, `grace_ms` how long what they let go stays."""
         self.catalog = catalog
+        self._now_ms = now_ms
+        self._grace_ms = grace_ms
         if is_local(catalog.properties.get(WAREHOUSE_LOCATION, "s3://")):
             catalog.properties.setdefault(PY_IO_IMPL, SYNCED)
 
     @classmethod
-    def open(cls, name: str, properties: Mapping[str, str]) -> Lake:
+    def open(
+        cls, name: str, properties: Mapping[str, str], *, now_ms: Callable[[], int] = wall_ms, grace_ms: int = GRACE_MS
+    ) -> Lake:
         """Open a catalog by its properties; its name is part of what a SQL catalog stores."""
         try:
-            return cls(open_catalog(name, properties))
+            return cls(open_catalog(name, properties), now_ms=now_ms, grace_ms=grace_ms)
         except Exception as error:
             raise LakeUnavailableError("any", "open the catalog for", f"{type(error).__name__}: {error}") from error
 
     def table(self, topic: TopicName, generation: int) -> LakeTable:
-        """Find a topic's table, or make it; however many do so at once, there is one."""
+        """Find a topic's table to append to it, or make it; however many do so at once, there is one."""
         base = base_of(topic)
         name = ".".join(table_of(base))
         try:
@@ -89,12 +97,12 @@ class Lake:
         raise LakeUnavailableError(name, "find or make", "its name is taken by others each time")
 
     def find(self, topic: TopicName, generation: int) -> LakeTable | None:
-        """Return a topic's table if there is one; makes and changes nothing."""
+        """Return a topic's table to read it, if there is one; makes and changes nothing."""
         base = base_of(topic)
         name = ".".join(table_of(base))
         try:
             found = self._find(base, generation)
-            return None if isinstance(found, tuple) else LakeTable(found, base, generation)
+            return None if isinstance(found, tuple) else self._opened(found, base, generation)
         except IsterError:
             raise
         except Exception as error:
@@ -141,18 +149,34 @@ class Lake:
                 raise
 
     def _location(self, name: tuple[str, str]) -> str | None:
-        """Lay a table out as `{warehouse}/{namespace}/{table}`; a REST catalog decides for itself."""
+        """Lay a table out as `{warehouse}/{namespace}/{table}`; a REST catalog decides for itself.
+
+        Beside that, as `{table}-2` and so on, when a table's metadata is there: of one that was renamed, or dropped and
+        kept. Two in one directory would take each other's files for orphans.
+        """
         warehouse = self.catalog.properties.get(WAREHOUSE_LOCATION)
         if warehouse is None or self.catalog.properties.get("type") == "rest":
             return None
-        return f"{warehouse.rstrip('/')}/{name[0]}/{name[1]}"
+        plain = f"{warehouse.rstrip('/')}/{name[0]}/{name[1]}"
+        files = open_io(of_files(self.catalog.properties), plain)
+        for place in (plain, *(f"{plain}-{number}" for number in range(2, PLACES_MAX))):
+            if is_empty(files, f"{place}/metadata"):
+                return place
+        raise LakeUnavailableError(
+            ".".join(name), "find a directory for", f"{plain} to {plain}-{PLACES_MAX - 1} are taken"
+        )
 
     def _checked(self, table: Table, topic: TopicName, generation: int) -> LakeTable:
         if wrong := differs(table.schema()):
             raise TableMovedError(".".join(table.name()), wrong)
         if table.sort_order().is_unsorted:
             table = self._sorted(table)
-        return LakeTable(table, topic, generation)
+        found = self._opened(table, topic, generation)
+        found.check_surplus()
+        return found
+
+    def _opened(self, table: Table, topic: TopicName, generation: int) -> LakeTable:
+        return LakeTable(table, topic, generation, now_ms=self._now_ms, grace_ms=self._grace_ms)
 
     def _sorted(self, table: Table) -> Table:
         with suppress(CommitFailedException), table.update_sort_order() as order:  # or someone else has set it

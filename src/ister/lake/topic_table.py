@@ -22,6 +22,7 @@ from ister.core.layout import NO_TABLE, Place, TableEnd
 from ister.core.names import partition_of
 from ister.lake.deletes import deleted_of
 from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
+from ister.lake.files import sync_local, unreachable
 from ister.lake.index import FileIndex, plan_scan
 from ister.lake.lane import OFFSETS, Wish, read_lane
 from ister.lake.scan import BATCHES, MESSAGES, FileTroubleError, Scan, Source
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ister.core.layout import Changes, Part
+    from ister.core.layout import Changes
     from ister.core.message import StreamMessage
     from ister.core.names import TopicName
     from ister.lake.commit import LakeTable
@@ -122,6 +123,7 @@ class LakeTopicTable:
         self._index = FileIndex()
         self._lock = threading.Lock()
         self._end = NO_TABLE
+        self._synced: set[str] = set()
         self._closed = False
 
     # --- the catalog --------------------------------------------------------------------------------------------------
@@ -215,7 +217,10 @@ class LakeTopicTable:
                 self._judge(trouble)
 
     async def prove(self, start: int, stop: int) -> None:
-        """Return once the newest snapshot was seen to hold every offset of [start, stop); MissingRowsError when not."""
+        """Return once the newest snapshot was seen to hold every offset of [start, stop); MissingRowsError when not.
+
+        On a local warehouse all of it is on disk then: what maintenance has rewritten nobody may have synced yet.
+        """
         await asyncio.get_running_loop().run_in_executor(self.reads.streams, self._prove, start, stop)
 
     async def close(self) -> None:
@@ -259,20 +264,10 @@ class LakeTopicTable:
             raise CorruptRowsError(
                 self.name, part.path, "it is not there, though the newest snapshot has it"
             ) from cause
-        if isinstance(cause, OSError) and (problem := self._unreachable(part)):
+        assert self._table is not None, "one of its files was read"
+        if isinstance(cause, OSError) and (problem := unreachable(self._table.files, part.path)):
             raise LakeUnavailableError(self.name, f"read {part.path} of", problem) from cause
         raise CorruptRowsError(self.name, part.path, f"it cannot be decoded ({cause})") from cause
-
-    def _unreachable(self, part: Part) -> str:
-        """Return why a file's bytes cannot be had; nothing when they can: then it is they that are wrong."""
-        assert self._table is not None, "one of its files was read"
-        try:
-            with self._table.files.new_input(part.path).open() as source:
-                while source.read(1 << 20):
-                    pass
-        except OSError as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
 
     def _prove(self, start: int, stop: int) -> None:
         at = start
@@ -289,7 +284,23 @@ class LakeTopicTable:
             if not held.all():
                 first = at + int(np.argmin(held))
                 raise MissingRowsError(self.name, first, first + 1, self.partition)
+            self._sync(wish)
             at = end
+
+    def _sync(self, wish: Wish) -> None:
+        """Have what holds some offsets, and what leads there, be on disk; once each, since no file changes."""
+        assert self._table is not None, "it was looked at"
+        with self._lock:
+            index = self._index
+            leads = {*self._table.metadata_files, *index.manifests, *(one.file.file_path for one in index.deletes)}
+            needed = leads | {part.path for part in index.plan(*wish)}
+            self._synced &= leads | {part.path for part in index.parts}
+            home = self._table.location
+        try:
+            sync_local(sorted(needed - self._synced), home)
+        except OSError as error:
+            raise LakeUnavailableError(self.name, "sync files of", f"{type(error).__name__}: {error}") from error
+        self._synced |= needed
 
     def _held(self, wish: Wish) -> np.ndarray:
         """Return which offsets are there, by the column that says so."""

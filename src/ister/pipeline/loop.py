@@ -6,11 +6,13 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import grpc
 import structlog
 
 from ister.core.errors import BusyError, FencedError
-from ister.core.ticks import seconds_left
+from ister.core.ticks import back_off_s, seconds_left
 from ister.pipeline.client import BrokerRefusedError, BrokerUnavailableError
+from ister.pipeline.job import SparkGoneError
 from ister.pipeline.task import Verdict
 
 if TYPE_CHECKING:
@@ -22,60 +24,72 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-BACKOFF_S = (1.0, 30.0)
-GONE_MAX = 3
+BACK_OFF_MAX_S = 30.0
+RETRY_S = 1.0
+REPLANS_MAX = 3
 
 
 class Wanted:
-    """What producers wait for; a thread listens to the broker and rings."""
+    """What producers wait for; a thread listens to the broker and rings. The broker sees by it that an owner is there."""
 
     def __init__(self, broker: BrokerClient, epoch: int) -> None:
         self.ring = threading.Event()
         self.fenced: FencedError | None = None
         self._broker = broker
         self._epoch = epoch
-        self._upto: dict[str, int] = {}
+        self._upto: dict[tuple[str, int], int] = {}
         self._thread = threading.Thread(target=self._listen, name="ister-wakeups", daemon=True)
 
     def start(self) -> None:
         """Begin to listen."""
         self._thread.start()
 
-    def of(self, topic: str) -> int:
+    def of(self, topic: str, generation: int) -> int:
         """Return below which offset someone wants a topic to be in its table."""
-        return self._upto.get(topic, 0)
+        return self._upto.get((topic, generation), 0)
 
     def _listen(self) -> None:
-        """Listen until the channel is closed; a broker that went away is asked again at the next tick's pace."""
-        while True:
-            try:
-                for wakeup in self._broker.wakeups(self._epoch):
-                    self._upto[wakeup.topic] = wakeup.upto
-                    self.ring.set()
-            except BrokerRefusedError as error:
+        """Listen until the channel is closed; a broker that went away is asked again after a second."""
+        while self._listen_once():
+            time.sleep(RETRY_S)
+
+    def _listen_once(self) -> bool:
+        """Listen as long as the broker tells something; returns whether to ask again."""
+        try:
+            for wakeup in self._broker.wakeups(self._epoch):
+                self._upto[wakeup.topic, wakeup.generation] = wakeup.upto
+                self.ring.set()
+        except BrokerRefusedError as error:
+            if error.code is grpc.StatusCode.FAILED_PRECONDITION:
                 self.fenced = FencedError(f"another pipeline is the owner now: {error}")
                 self.ring.set()
-                return
-            except BrokerUnavailableError as error:
-                log.info("wakeups_wait", cause=str(error))
-            except ValueError:  # the channel was closed: we are about to end
-                return
-            time.sleep(BACKOFF_S[0])
+                return False
+            log.warning(
+                "wakeups_refused", cause=str(error)
+            )  # a bug of the broker's, or a proxy between us: it may pass
+        except BrokerUnavailableError as error:
+            log.info("wakeups_wait", cause=str(error))
+        except ValueError:  # the channel was closed: we are about to end
+            return False
+        return True
 
 
 def drain(writer: TopicWriter, told: Callable[[Tick], None]) -> None:
-    """Tick until the tables have everything that the logs had when we came."""
+    """Tick until the tables have everything that the logs had when we came, as far as that comes along.
+
+    A topic that is made again meanwhile is another one. What moves nothing, three times in a row, will not.
+    """
     writer.look()
-    goals = {name: progress.next for name, progress in writer.topics.items()}
-    gone = 0
+    goals = {(name, one.place): one.next for name, one in writer.topics.items()}
+    idle = 0
     while True:
+        before = {name: one.upto for name, one in writer.topics.items()}
         told(writer.tick())
-        behind = [one for one in writer.topics.values() if one.upto < goals.get(one.name, 0)]
-        if not all(one.error for one in behind):
-            gone = 0
-        elif any(one.error.startswith(Verdict.GONE) for one in behind) and gone < GONE_MAX:
-            gone += 1  # what was planned was pruned meanwhile: plan again
-        else:
+        behind = [one for one in writer.topics.values() if one.upto < goals.get((one.name, one.place), 0)]
+        waits = [one for one in behind if not one.error or one.error.startswith(Verdict.GONE)]
+        has_moved = any(one.upto > before.get(one.name, 0) for one in behind)
+        idle = 0 if has_moved else idle + 1
+        if not waits or idle > REPLANS_MAX:
             return
 
 
@@ -107,10 +121,13 @@ class Loop:
                 self._told(self._writer.tick())
                 tries = 0
                 self._wait(wanted, began)
+            except SparkGoneError:
+                raise
             except BusyError as error:
                 tries += 1
-                log.warning("tick_failed", cause=str(error), tries=tries)
-                self._stop.wait(min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** min(tries - 1, 10)))
+                wait_s = max(self._pace.least_s, back_off_s(tries, BACK_OFF_MAX_S))
+                log.warning("tick_failed", cause=str(error), tries=tries, again_in_s=wait_s)
+                self._stop.wait(wait_s)
             if wanted.fenced is not None:
                 raise wanted.fenced
 
@@ -119,7 +136,7 @@ class Loop:
         while not self._stop.is_set() and wanted.fenced is None:
             wanted.ring.clear()
             waiting = [
-                one.waiting._replace(wanted=wanted.of(one.name) > one.upto)
+                one.waiting._replace(wanted=wanted.of(one.name, one.place.generation) > one.upto)
                 for one in self._writer.topics.values()
                 if not one.error
             ]

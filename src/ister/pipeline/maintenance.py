@@ -1,7 +1,7 @@
 """Keep tables quick with Iceberg's own procedures: compact, rewrite manifests, expire snapshots, remove orphans.
 
 Each is a commit like any other, beside those of the writer: when another came first it says so, and the next round tries
-again. On a local warehouse what Java wrote is synced here after each procedure, before anything relies on it.
+again. On a local warehouse what Java wrote is synced here after each procedure, however it ended, before another relies on it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,26 @@ from typing import TYPE_CHECKING
 
 import structlog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.manifest import ManifestContent
 
 from ister.core.errors import BusyError, InvalidConfigError, IsterError, NotFoundError, UnknownOutcomeError
 from ister.core.tables import TOPIC
 from ister.core.upkeep import (
     FILES_MIN,
+    GROUP_TARGETS_MIN,
+    LARGE,
     ORPHANS_EVERY_MS,
+    SMALL,
     LiveFile,
     Procedure,
     TableState,
     due,
     expirable,
+    overlap,
     spelling,
     to_compact,
 )
-from ister.lake.files import is_local
+from ister.lake.files import is_local, sync_path
 from ister.lake.snapshot import lineage_of
 from ister.pipeline.session import MAINTENANCE, in_pool
 
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
+    from pyiceberg.typedef import Identifier
     from pyspark.sql import Row, SparkSession
 
     from ister.config.lake_keys import Maintenance
@@ -128,6 +134,7 @@ class Upkeep:
         self._rules = rules
         self._now_ms = now_ms
         self._done_ms: dict[str, dict[Procedure, int]] = {}
+        self._synced: set[str] = set()
         # A start is busy enough; what lists whole tables comes later.
         self._at_start = {Procedure.ORPHANS: now_ms() - ORPHANS_EVERY_MS + ORPHANS_AFTER_START_MS}
 
@@ -154,19 +161,23 @@ class Upkeep:
 
     def run(self, name: str, procedure: Procedure, *, dry_run: bool = False) -> Result:
         """Do one procedure, or say what it would do."""
+        location = self._load(name).location()
         start_s = time.time()
-        with in_pool(self._spark, MAINTENANCE):
-            match procedure:
-                case Procedure.COMPACT:
-                    result = self._compact(name, dry_run=dry_run)
-                case Procedure.MANIFESTS:
-                    result = self._manifests(name, dry_run=dry_run)
-                case Procedure.EXPIRE:
-                    result = self._expire(name, dry_run=dry_run)
-                case Procedure.ORPHANS:
-                    result = self._orphans(name, dry_run=dry_run)
+        try:
+            with in_pool(self._spark, MAINTENANCE):
+                match procedure:
+                    case Procedure.COMPACT:
+                        result = self._compact(name, dry_run=dry_run)
+                    case Procedure.MANIFESTS:
+                        result = self._manifests(name, dry_run=dry_run)
+                    case Procedure.EXPIRE:
+                        result = self._expire(name, dry_run=dry_run)
+                    case Procedure.ORPHANS:
+                        result = self._orphans(name, dry_run=dry_run)
+        finally:
+            if not dry_run:
+                self._sync(name, procedure, location, start_s)  # what failed may have been committed
         if not dry_run:
-            sync_written(self._load(name).location(), start_s - CLOCKS_S)
             self._done_ms.setdefault(name, {})[procedure] = self._now_ms()
             log.info(
                 "table_maintained",
@@ -178,6 +189,16 @@ class Upkeep:
             )
         return result
 
+    def _sync(self, name: str, procedure: Procedure, location: str, start_s: float) -> None:
+        """Sync what was written since then; the first time all that is there, as another process may have ended before."""
+        since_s = start_s - CLOCKS_S if name in self._synced else 0.0
+        self._synced.discard(name)
+        try:
+            sync_written(location, since_s)
+        except OSError as error:
+            raise MaintenanceUnknownError(name, procedure, f"what it wrote could not be synced: {error}") from error
+        self._synced.add(name)
+
     def _compact(self, name: str, *, dry_run: bool) -> Result:
         rules = self._rules
         before = to_compact(state_of(self._load(name)).files, rules.target_file_bytes)
@@ -185,8 +206,10 @@ class Upkeep:
             return Result(name, Procedure.COMPACT, dry_run, removed=before.files, size=before.size)
         options = {
             "target-file-size-bytes": rules.target_file_bytes,
+            "min-file-size-bytes": int(SMALL * rules.target_file_bytes),
+            "max-file-size-bytes": int(LARGE * rules.target_file_bytes),
             "min-input-files": FILES_MIN,
-            "max-file-group-size-bytes": GROUP_BYTES_MAX,
+            "max-file-group-size-bytes": max(GROUP_BYTES_MAX, GROUP_TARGETS_MIN * rules.target_file_bytes),
             "max-concurrent-file-group-rewrites": 1,
             "partial-progress.enabled": "false",  # with it a failed commit is not an error
         }
@@ -269,6 +292,10 @@ class Upkeep:
         live = {spelling(location) for location in reachable(table)}
         listed = [row.orphan_file_location for row in rows]
         orphans = [location for location in listed if spelling(location) not in live]
+        if orphans:
+            for other in self._neighbours(table):
+                live |= {spelling(location) for location in reachable(other)}
+            orphans = [location for location in orphans if spelling(location) not in live]
         size = 0
         for location in orphans:
             with suppress(FileNotFoundError):  # a commit beside us has cleaned up
@@ -279,6 +306,26 @@ class Upkeep:
         return Result(
             name, Procedure.ORPHANS, dry_run, removed=len(orphans), size=size, spared=len(listed) - len(orphans)
         )
+
+    def _neighbours(self, table: Table) -> Iterator[Table]:
+        """Give the other tables whose files may be where this one's are: one was renamed, and another has its place.
+
+        One that cannot be read ends it: nobody knows which files are its own.
+        """
+        for name in names_of(self._catalog):
+            if name == table.name():
+                continue
+            try:
+                other = self._catalog.load_table(name)
+            except NoSuchTableError:  # dropped meanwhile, or none of Iceberg's
+                continue
+            except Exception as error:
+                cause = (
+                    f"table {'.'.join(name)} cannot be read ({type(error).__name__}: {error}), and may have files there"
+                )
+                raise MaintenanceFailedError(".".join(table.name()), Procedure.ORPHANS, cause) from error
+            if any(overlap(one, place) for one in places_of(table) for place in places_of(other)):
+                yield other
 
     def _load(self, name: str) -> Table:
         try:
@@ -306,11 +353,30 @@ def tables_of(catalog: Catalog) -> Iterator[str]:
                 yield ".".join(name)
 
 
+def names_of(catalog: Catalog, below: Identifier = ()) -> Iterator[Identifier]:
+    """Return the names of all tables, in namespaces of whatever depth."""
+    for namespace in catalog.list_namespaces(below) if below else catalog.list_namespaces():
+        if namespace[: len(below)] == below != namespace:
+            yield from catalog.list_tables(namespace)
+            yield from names_of(catalog, namespace)
+
+
+def places_of(table: Table) -> set[str]:
+    """Return the directories in which a table has its files, spelt in one way."""
+    properties = table.properties
+    named = [properties[key] for key in ("write.data.path", "write.metadata.path") if key in properties]
+    return {
+        spelling(place).rstrip("/") for place in (table.location(), table.metadata_location.rpartition("/")[0], *named)
+    }
+
+
 def state_of(table: Table) -> TableState:
     """Return what decisions about a table need, from its metadata and manifests."""
     snapshot, files = table.current_snapshot(), []
     manifests = [] if snapshot is None else snapshot.manifests(table.io)
     for manifest in manifests:
+        if manifest.content != ManifestContent.DATA:
+            continue
         files += [
             LiveFile(repr(entry.data_file.partition), entry.data_file.file_size_in_bytes)
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
@@ -347,11 +413,11 @@ def sync_written(location: str, since_s: float) -> int:
             try:
                 if path.stat().st_mtime < since_s:
                     continue
-                _sync(path)
+                sync_path(path)
             except FileNotFoundError:  # a commit beside us cleans up its metadata
                 continue
             synced += 1
-        _sync(Path(directory))
+        sync_path(Path(directory))
     return synced
 
 
@@ -360,14 +426,6 @@ def _delete_checksum(location: str) -> None:
     if spelling(location).startswith("/"):
         path = Path(spelling(location))
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _quoted(name: str) -> str:

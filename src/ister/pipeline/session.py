@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOCAL = "local[*]"
 TICKS = "ticks"
 MAINTENANCE = "maintenance"
-"""The scheduler's pools (pools.xml)."""
+"""The scheduler's pools (pools.xml). Jobs that ask for none are in Spark's default one, which weighs as little as maintenance."""
 
 # With 512m, compacting 5 million rows of 500 files (0.9 GB) runs out of memory; with this it is done. Ticks alone need less.
 DRIVER_MEMORY = "768m"
@@ -138,7 +138,7 @@ def open_session(config: Config, *, master: str = LOCAL) -> SparkSession:
 
 @contextmanager
 def in_pool(spark: SparkSession, pool: str) -> Iterator[None]:
-    """Run the jobs of this thread in one of the scheduler's pools."""
+    """Run the jobs of this thread in one of the scheduler's pools, TICKS or MAINTENANCE."""
     context = spark.sparkContext
     before = context.getLocalProperty("spark.scheduler.pool")
     context.setLocalProperty("spark.scheduler.pool", pool)

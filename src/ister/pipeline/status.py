@@ -45,7 +45,7 @@ class Status:
     @classmethod
     def of(cls, writer: TopicWriter) -> Status:
         """Look at a pipeline."""
-        now = time.monotonic()
+        now = writer.now()
         topics = {
             one.name: TopicStatus(
                 writer.table_name(one), one.upto, one.next, round(one.lag_s(now), 3), one.undecoded, one.error
@@ -83,6 +83,17 @@ class PipelineMetrics:
         self._files = Counter("ister_pipeline_files", "Data files committed to tables.", registry=registry)
         self._bytes = Counter("ister_pipeline_file_bytes", "Bytes of these files.", registry=registry)
         self._commits = Counter("ister_pipeline_commits", "Commits, one a table and tick.", registry=registry)
+        self._commit_seconds = Histogram(
+            "ister_pipeline_commit_seconds", "How long commits took, landed or not.", registry=registry
+        )
+        self._conflicts = Counter(
+            "ister_pipeline_commit_conflicts", "Times that another commit came first.", registry=registry
+        )
+        self._unknowns = Counter(
+            "ister_pipeline_commit_unknowns",
+            "Times that the catalog did not say whether it took one.",
+            registry=registry,
+        )
         self._failing = Gauge("ister_pipeline_topics_failing", "Topics that do not come along.", registry=registry)
         self._lag = Gauge("ister_pipeline_lag_messages", "Messages not yet in the table.", ["topic"], registry=registry)
         self._lag_s = Gauge(
@@ -108,6 +119,10 @@ class PipelineMetrics:
         self._files.inc(tick.files)
         self._bytes.inc(tick.bytes)
         self._commits.inc(tick.commits)
+        for one in tick.tries:
+            self._commit_seconds.observe(one.seconds)
+            self._conflicts.inc(one.conflicts)
+            self._unknowns.inc(one.unknowns)
         self._failing.set(len(tick.failed))
         self._lag.clear()
         self._lag_s.clear()

@@ -26,12 +26,13 @@ from ister.core.errors import BusyError, CorruptError
 from ister.core.frame import HEADER, HEADER_BYTES
 from ister.lake.parquet import Written, write_files
 from ister.lake.schema import table_rows
-from ister.pipeline.typed import with_values
+from ister.pipeline.typed import Values
 from ister.ports.objects import StoreSettings, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ister.core.typed.decode import Named
     from ister.pipeline.typed import Typed
 
 READ_BYTES = 4 << 20
@@ -95,6 +96,24 @@ class Work(NamedTuple):
     typed: Typed | None = None
 
 
+class Done(NamedTuple):
+    """What a work that went well has to say."""
+
+    files: list[Written]
+    unknown: list[Named]
+    """Schemas that its messages name and that it was not given; their rows have a decode_error."""
+
+    def to_json(self) -> str:
+        """Write it as text, to come back from a task."""
+        return json.dumps([[one.to_json() for one in self.files], self.unknown])
+
+    @classmethod
+    def from_json(cls, text: str) -> Done:
+        """Read what `to_json` wrote."""
+        files, unknown = json.loads(text)
+        return cls([Written.from_json(one) for one in files], [(schema_id, version) for schema_id, version in unknown])
+
+
 def run_tasks(
     tasks: Sequence[Sequence[tuple[int, Work]]], reach: Reach, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
@@ -126,7 +145,7 @@ def ease_reuse() -> None:
 def outcome_of(work: Work, reach: Reach) -> tuple[Verdict, str]:
     """Do one work, and say how it ended."""
     try:
-        written = do(work, reach)
+        done = do(work, reach)
     except FileNotFoundError as error:
         return Verdict.GONE, str(error)
     except CorruptError as error:
@@ -135,23 +154,23 @@ def outcome_of(work: Work, reach: Reach) -> tuple[Verdict, str]:
         return Verdict.WAITS, str(error) or type(error).__name__
     except Exception:  # noqa: BLE001  # the root of a work: another topic must not wait for this one
         return Verdict.FAILED, traceback.format_exc()
-    return Verdict.WRITTEN, json.dumps([one.to_json() for one in written])
+    return Verdict.WRITTEN, done.to_json()
 
 
-def do(work: Work, reach: Reach) -> list[Written]:
+def do(work: Work, reach: Reach) -> Done:
     """Write a work's rows; returns what was written, which holds exactly its offsets."""
     batches = (batch for source in work.sources for batch in decoded(source, reach))
     rows = (table_rows(batch, work.partition) for batch in batches)
-    if work.typed is not None:
-        rows = (with_values(batch, work.typed) for batch in rows)
-    return write_files(
+    values = None if work.typed is None else Values(work.typed)
+    written = write_files(
         reach.files,
         work.location,
-        rows,
+        rows if values is None else (values.add_to(batch) for batch in rows),
         partition=work.partition,
         name=uuid.uuid4().hex,
         target_bytes=work.target_bytes,
     )
+    return Done(written, [] if values is None else values.unknown)
 
 
 def decoded(source: Source, reach: Reach) -> Iterator[pa.RecordBatch]:

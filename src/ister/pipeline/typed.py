@@ -15,17 +15,23 @@ from pyiceberg.schema import Schema as TableSchema
 from ister.core.errors import IsterError
 from ister.core.schemas import SchemaType
 from ister.core.schemas.schema import parse
-from ister.core.typed.decode import Decoders, shape_of
-from ister.lake.evolve import DECODE_ERROR, VALUE, evolve, value_shape
+from ister.core.typed.decode import Decoders, first_of, shape_of
+from ister.lake.evolve import DECODE_ERROR, VALUE, evolve, own_columns, value_shape
 from ister.lake.schema import arrow_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ister.core.schemas.schema import Schema
-    from ister.core.typed.decode import Version
+    from ister.core.typed.decode import Named, Version
     from ister.lake.table import LakeTable
     from ister.pipeline.client import BrokerClient
+    from ister.rpc import ister_v1_pb2 as pb
 
 log = structlog.get_logger()
+
+MET_MAX = 256
+"""How many schemas that its topic does not follow one table may meet, in the life of a process: all travel to every task."""
 
 
 class Typed(NamedTuple):
@@ -44,56 +50,101 @@ class Schemas:
 
     def __init__(self, broker: BrokerClient) -> None:
         self._broker = broker
-        self._known: dict[tuple[int, int], tuple[str, bytes] | None] = {}
-        self._typed: dict[tuple[tuple[int, int], tuple[str, ...], int], Typed | None] = {}
+        self._known: dict[Version, tuple[str, bytes] | None] = {}
+        self._met: dict[tuple[str, ...], set[Version]] = {}
+        self._typed: dict[tuple[str, ...], tuple[tuple[Version, int, int], Typed | None]] = {}
 
-    def typed(self, latest: tuple[int, int], table: LakeTable) -> Typed | None:
+    def is_typed(self, latest: Version, table: LakeTable) -> bool:
+        """Tell whether `typed` has its answer already."""
+        found = self._typed.get(table.identifier)
+        return found is not None and found[0] == self._key(latest, table)
+
+    def typed(self, latest: Version, table: LakeTable) -> Typed | None:
         """Give a table the columns that its topic's schemas ask for, up to the latest; None when there is nothing to type."""
-        key = (latest, table.identifier, table.schema.schema_id)
-        if key not in self._typed:
+        if not self.is_typed(latest, table):
             found = self._make(latest, table)
-            key = (latest, table.identifier, table.schema.schema_id)
-            self._typed = {other: typed for other, typed in self._typed.items() if other[1] != table.identifier}
-            self._typed[key] = found
-        return self._typed[key]
+            self._typed[table.identifier] = (self._key(latest, table), found)
+        return self._typed[table.identifier][1]
 
-    def _make(self, latest: tuple[int, int], table: LakeTable) -> Typed | None:
-        versions = [(latest[0], version) for version in range(1, latest[1] + 1)]
-        definitions = tuple((*version, *found) for version in versions if (found := self._definition(version)))
+    def meet(self, table: LakeTable, named: Iterable[Named]) -> int:
+        """Ask for schemas that messages name and that their topic does not follow now; returns how many there are.
+
+        One that is not there may be registered later, so that is not remembered.
+        """
+        met = self._met.setdefault(table.identifier, set())
+        before = len(met)
+        for schema_id, version in named:
+            if len(met) < MET_MAX and schema_id > 0 and (version is None or version > 0):
+                found = self._find(schema_id, version or 0)
+                if found is not None and self._known[found] is not None:
+                    met.add(found)
+        return len(met) - before
+
+    def _key(self, latest: Version, table: LakeTable) -> tuple[Version, int, int]:
+        return (latest, table.schema.schema_id, len(self._met.get(table.identifier, ())))
+
+    def _make(self, latest: Version, table: LakeTable) -> Typed | None:
+        versions = {(latest[0], version) for version in range(1, latest[1] + 1)}
+        versions |= self._met.get(table.identifier, set())
+        definitions = tuple((*version, *found) for version in sorted(versions) if (found := self._definition(version)))
         shapes = [shape for one in definitions if (shape := shape_of(_parsed(one[2], one[3]))) is not None]
-        if not shapes:
+        if not shapes or evolve(table, shapes) is None:
             return None
-        evolve(table, shapes)
         return Typed(table.schema.model_dump_json(), definitions, latest)
 
-    def _definition(self, version: tuple[int, int]) -> tuple[str, bytes] | None:
-        """Return a schema; None for a version that was deleted, or that this release cannot read."""
-        if version not in self._known:
-            self._known[version] = self._ask(version)
+    def _definition(self, version: Version) -> tuple[str, bytes] | None:
+        """Return a schema; None for a version that was deleted, or that this release cannot read: for ever, both of them."""
+        if version not in self._known and self._find(*version) is None:
+            self._known[version] = None
         return self._known[version]
 
-    def _ask(self, version: tuple[int, int]) -> tuple[str, bytes] | None:
+    def _find(self, schema_id: int, version: int) -> Version | None:
+        """Ask for a version, or the latest one when that is 0, and know it from now on; None when it is not there.
+
+        Whoever cannot answer now, or has an error of its own, is asked again at the next tick.
+        """
         from ister.pipeline.client import BrokerRefusedError  # noqa: PLC0415  # gRPC is the driver's alone
 
         try:
-            found = self._broker.schema(*version)
-            _parsed(found.schema_type, found.definition)
-        except BrokerRefusedError:
+            found = self._broker.schema(schema_id, version)
+        except BrokerRefusedError as error:
+            if error.code.name != "NOT_FOUND":
+                raise
             return None
-        except IsterError as error:
-            log.warning("schema_not_read", schema_id=version[0], version=version[1], cause=str(error))
-            return None
-        return found.schema_type, found.definition
+        place = (found.schema_id, found.version)
+        if place not in self._known:
+            self._known[place] = _readable(found)
+        return place
 
 
-def with_values(rows: pa.RecordBatch, typed: Typed) -> pa.RecordBatch:
-    """Add the columns `value` and `decode_error` to a table's rows."""
-    columns, decoders = _prepared(typed)
-    decoded = decoders.decode_column(rows.column("payload"), rows.column("schema_id"), rows.column("schema_version"))
-    found = dict(zip(rows.schema.names, rows.columns, strict=True))
-    found[VALUE] = decoded.values.cast(columns.field(VALUE).type)
-    found[DECODE_ERROR] = decoded.errors
-    return pa.RecordBatch.from_arrays([found[name] for name in columns.names], schema=columns)
+def _readable(found: pb.GetSchemaResponse) -> tuple[str, bytes] | None:
+    try:
+        _parsed(found.schema_type, found.definition)
+    except IsterError as error:
+        log.warning("schema_not_read", schema_id=found.schema_id, version=found.version, cause=str(error))
+        return None
+    return found.schema_type, found.definition
+
+
+class Values:
+    """Gives a table's rows their columns `value` and `decode_error`."""
+
+    def __init__(self, typed: Typed) -> None:
+        self._columns, self._decoders = _prepared(typed)
+        self.unknown: list[Named] = []
+        """Schemas that rows name and that we were not given: the first of them."""
+
+    def add_to(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Decode the payloads of some rows."""
+        decoded = self._decoders.decode_column(
+            rows.column("payload"), rows.column("schema_id"), rows.column("schema_version")
+        )
+        self.unknown = first_of({*self.unknown, *decoded.unknown})
+        columns = self._columns
+        found = dict(zip(rows.schema.names, rows.columns, strict=True))
+        found[VALUE] = decoded.values.cast(columns.field(VALUE).type)
+        found[DECODE_ERROR] = decoded.errors
+        return pa.RecordBatch.from_arrays([found[name] for name in columns.names], schema=columns)
 
 
 @lru_cache(maxsize=256)
@@ -105,7 +156,7 @@ def _prepared(typed: Typed) -> tuple[pa.Schema, Decoders]:
     schemas: dict[Version, Schema] = {
         (schema_id, version): _parsed(kind, definition) for schema_id, version, kind, definition in typed.definitions
     }
-    return arrow_of(table), Decoders(schemas, shape, typed.latest)
+    return arrow_of(own_columns(table)), Decoders(schemas, shape, typed.latest)
 
 
 @lru_cache(maxsize=1024)

@@ -1,14 +1,12 @@
 """TopicWriter: one tick carries what waits in all topics to their tables, in one Spark job and one commit a table.
 
 The table is the checkpoint. Nothing else is remembered: a new TopicWriter asks the tables how far they are, claims them
-with its epoch, and goes on. What goes wrong with one topic stops that topic until the next tick, and is told.
+with its epoch, and goes on. What goes wrong with one topic stops that topic for a while, longer each time, and is told.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,15 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from ister.core.errors import CorruptError, FencedError, IsterError
+from ister.core.errors import FencedError, IsterError
 from ister.core.splits import SPLIT_BYTES
-from ister.core.ticks import Waiting, splits_each
+from ister.core.ticks import TICK_BYTES, cores_for, splits_each
 from ister.lake.evolve import DECODE_ERROR
 from ister.lake.files import open_io
-from ister.lake.parquet import Written
-from ister.pipeline.client import BrokerRefusedError, BrokerUnavailableError
+from ister.pipeline.client import BrokerRefusedError, BrokerUnavailableError, frames_start
+from ister.pipeline.job import JobFailedError, run_job
 from ister.pipeline.plan import Choice, bytes_of, chosen, place_of, tasks_of, works_of
-from ister.pipeline.task import OUTCOMES_SQL, Reach, Verdict, Work, run_tasks
+from ister.pipeline.progress import TopicProgress
+from ister.pipeline.task import OUTCOMES_SQL, Done, Reach, Verdict, Work, run_tasks
 from ister.pipeline.typed import Schemas
 
 if TYPE_CHECKING:
@@ -34,10 +33,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ister.core.names import TopicName
+    from ister.core.typed.decode import Named
+    from ister.lake.parquet import Written
     from ister.lake.table import Lake, LakeTable
     from ister.pipeline.client import BrokerClient
-    from ister.pipeline.plan import Place
-    from ister.pipeline.typed import Typed
     from ister.rpc import ister_v1_pb2 as pb
 
 log = structlog.get_logger()
@@ -45,6 +44,21 @@ log = structlog.get_logger()
 ASKS = 8
 """How many questions to the broker are under way at once."""
 COMMITS = 4
+EPOCHS_MAX = 8
+"""How often a start may find tables of a higher epoch than the one that it was given."""
+
+
+class TableAheadError(FencedError):
+    """A table was claimed with a higher epoch than ours: by a newer owner, or before the broker lost its metadata."""
+
+    def __init__(self, table: str, epoch: int, held: int) -> None:
+        self.table = table
+        self.epoch = epoch
+        self.held = held
+        super().__init__(
+            f"table {table} is claimed with epoch {held}, and this pipeline has epoch {epoch}; stop, another one carries on: "
+            "if there is none, start this one again"
+        )
 
 
 class WriterSettings(NamedTuple):
@@ -60,42 +74,12 @@ class WriterSettings(NamedTuple):
     """Executors share nothing with the broker but the object store: every tick asks for an upload."""
 
 
-@dataclass(slots=True)
-class TopicProgress:
-    """What is known of one topic."""
+class Try(NamedTuple):
+    """A commit that was tried: how long it took, how often others came first, how often the catalog did not say."""
 
-    name: str
-    place: Place
-    upto: int = 0
-    next: int = 0
-    bytes_a_row: float = 0.0
-    """Of the last tick that had something."""
-    error: str = ""
-    latest_schema: tuple[int, int] | None = None
-    """The id and version that its messages follow now."""
-    typed: Typed | None = None
-    undecoded: int = 0
-    """Rows that we wrote whose payload did not decode."""
-    seen: deque[tuple[float, int]] = field(default_factory=deque)
-    """When we saw the log end where, as far as the table has not got there."""
-
-    def saw(self, next_offset: int, now: float) -> None:
-        """Note where the log ends."""
-        if next_offset > max(self.upto, self.seen[-1][1] if self.seen else 0):
-            self.seen.append((now, next_offset))
-        self.next = next_offset
-
-    def lag_s(self, now: float) -> float:
-        """Return how long we have known of something that is not in the table."""
-        while self.seen and self.seen[0][1] <= self.upto:
-            self.seen.popleft()
-        return now - self.seen[0][0] if self.seen else 0.0
-
-    @property
-    def waiting(self) -> Waiting:
-        """Return what the log has and the table has not."""
-        rows = max(0, self.next - self.upto)
-        return Waiting(rows, int(rows * self.bytes_a_row))
+    seconds: float
+    conflicts: int
+    unknowns: int
 
 
 @dataclass(slots=True)
@@ -106,6 +90,8 @@ class Tick:
     bytes: int = 0
     files: int = 0
     commits: int = 0
+    tries: list[Try] = field(default_factory=list)
+    """Commits that were tried, landed or not."""
     seconds: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)
     """Topics that did not come along, and why."""
@@ -126,17 +112,31 @@ class _Part(NamedTuple):
     start: int
     stop: int
     files: list[Written]
+    undecoded: int
 
 
 class TopicWriter:
     """Carries topics to their tables; `start` it, then `tick` as often as you like, from one thread."""
 
-    def __init__(self, spark: SparkSession, broker: BrokerClient, lake: Lake, settings: WriterSettings) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        broker: BrokerClient,
+        lake: Lake,
+        settings: WriterSettings,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`now` tells how long topics lag, and when one that failed is tried again."""
+        self.now = now
         self._spark = spark
         self._broker = broker
         self._lake = lake
         self._settings = settings
         self._tables: dict[tuple[TopicName, int], LakeTable] = {}
+        self._ahead: list[TableAheadError] = []
+        self._tries: list[Try] = []
+        self._tick_bytes = TICK_BYTES
         self._told: dict[str, tuple[int, int]] = {}
         self._schemas = Schemas(broker)
         self._pool = ThreadPoolExecutor(ASKS, "ister-ask")
@@ -145,10 +145,29 @@ class TopicWriter:
         self.epoch = 0
 
     def start(self) -> None:
-        """Become the owner: from now on every other pipeline is refused by the tables."""
+        """Become the owner: from now on every other pipeline is refused by the tables.
+
+        An epoch comes from the broker's metadata. Tables that have a higher one say that this was lost or is older than
+        they are: whoever is the owner all the same takes the next one behind theirs.
+        """
         self.epoch = self._broker.register(self._settings.name)
-        self._tables.clear()
-        self._told.clear()
+        for _ in range(EPOCHS_MAX):
+            self._tables.clear()
+            self._told.clear()
+            try:
+                self.look()
+            except TableAheadError as error:
+                log.warning("epoch_behind", epoch=error.epoch, held=error.held, table=error.table)
+                self.epoch = self._registered_again(error.held + 1)
+            else:
+                return
+        raise FencedError("other pipelines claim these tables all the time; stop all but one")
+
+    def _registered_again(self, least_epoch: int) -> int:
+        try:
+            return self._broker.register(self._settings.name, owner_epoch=self.epoch, least_epoch=least_epoch)
+        except BrokerRefusedError as error:
+            raise FencedError(f"another pipeline is the owner now: {error}") from error
 
     def close(self) -> None:
         """End the threads."""
@@ -160,7 +179,7 @@ class TopicWriter:
     def look(self) -> None:
         """Ask what there is: new topics get their tables, those that are gone are forgotten."""
         found = chosen(self._broker.topics(), self._settings.choice)
-        known, now = self.topics, time.monotonic()
+        known, now = self.topics, self.now()
         self.topics = {}
         for topic in found:
             progress = known.get(topic.name)
@@ -175,13 +194,19 @@ class TopicWriter:
         for key in self._tables.keys() - wanted:
             del self._tables[key]
         missing = [key for key in sorted(wanted) if key not in self._tables]
+        self._ahead.clear()
         problems = dict(self._each(self._committing, self._open_table, missing))
+        if self._ahead:
+            raise max(self._ahead, key=lambda error: error.held)
         for topic in found:
             self._judge(self.topics[topic.name], topic, problems)
 
     def _open_table(self, key: tuple[TopicName, int]) -> None:
         table = self._lake.table(*key)
         table.check()
+        if table.held.epoch > self.epoch:
+            self._ahead.append(TableAheadError(".".join(table.identifier), self.epoch, table.held.epoch))
+            return
         table.claim(self.epoch)
         self._tables[key] = table
         log.info("table_opened", topic=str(key[0]), table=".".join(table.identifier))
@@ -190,21 +215,23 @@ class TopicWriter:
         """Decide whether a topic can go on: its table must end where its log still has messages."""
         table = self._tables.get(progress.place.table)
         if table is None:
-            progress.error = problems.get(progress.place.table, "its table could not be opened")
+            progress.unfit = problems.get(progress.place.table, "its table could not be opened")
             return
         progress.upto = upto = table.upto(progress.place.partition)
         if upto > topic.offsets.next:
-            progress.error = (
+            progress.unfit = (
                 f"the table holds offsets up to {upto}, the log ends at {topic.offsets.next}: "
                 "this is not the log that the table was made from"
             )
-        elif upto < topic.offsets.start:
-            progress.error = (
-                f"the table ends at {upto}, and the oldest message that is left has offset {topic.offsets.start}: "
+        elif upto < (oldest := frames_start(topic.offsets)):
+            progress.unfit = (
+                f"the table ends at {upto}, and the oldest message that is left has offset {oldest}: "
                 "retention was faster; turn the topic's table off, or delete the topic and make it anew"
             )
         else:
-            progress.error = ""
+            progress.unfit = ""
+            if upto == topic.offsets.next:
+                progress.failure = None
             self._tell(progress)
 
     def table_name(self, progress: TopicProgress) -> str:
@@ -218,77 +245,103 @@ class TopicWriter:
         """Carry what is in the logs now to the tables."""
         began = time.monotonic()
         self.look()
-        tick = Tick()
-        ready = [one for one in self.topics.values() if not one.error and one.next > one.upto]
+        now = self.now()
+        ready = [one for one in self.topics.values() if one.is_ready(now)]
+        before = [one.failure for one in ready]
+        self._tries.clear()
         self._type(ready)
-        shares = self._plan([one for one in ready if not one.error])
+        shares = self._plan([one for one, failure in zip(ready, before, strict=True) if one.failure is failure])
         works = [work for share in shares for work in share.works]
-        outcomes = self._run(works)
+        try:
+            outcomes = self._run(works)
+        except JobFailedError:
+            # Files that its tasks had written are on the disk until orphans are removed: the next try writes fewer.
+            self._tick_bytes = max(SPLIT_BYTES, self._tick_bytes // 2)
+            raise
+        self._tick_bytes = min(TICK_BYTES, 2 * self._tick_bytes)
         by_table: dict[tuple[TopicName, int], list[_Part]] = {}
         at = 0
         for share in shares:
             ended = outcomes[at : at + len(share.works)]
             at += len(share.works)
-            stop, written = self._gather(share, ended)
-            if stop > share.start:
-                part = _Part(share.progress, share.start, stop, written)
+            part = self._gather(share, ended)
+            if part.stop > part.start:
                 by_table.setdefault(share.progress.place.table, []).append(part)
         for key, problem in self._each(self._committing, lambda key: self._commit(key, by_table[key]), list(by_table)):
             for part in by_table.pop(key):
-                part.progress.error = problem
-        for parts in by_table.values():
-            tick.commits += 1
-            for part in parts:
-                tick.rows += part.stop - part.start
-                tick.files += len(part.files)
-                tick.bytes += sum(one.bytes for one in part.files)
-        tick.seconds = time.monotonic() - began
-        tick.failed = {one.name: one.error for one in self.topics.values() if one.error}
-        return tick
+                part.progress.fail(problem, self.now())
+        for one, failure in zip(ready, before, strict=True):
+            if one.failure is failure:
+                one.failure = None
+        return self._told_of([part for parts in by_table.values() for part in parts], len(by_table), began)
+
+    def _told_of(self, parts: Sequence[_Part], commits: int, began: float) -> Tick:
+        files = [one for part in parts for one in part.files]
+        return Tick(
+            rows=sum(part.stop - part.start for part in parts),
+            bytes=sum(one.bytes for one in files),
+            files=len(files),
+            commits=commits,
+            tries=list(self._tries),
+            seconds=time.monotonic() - began,
+            failed={one.name: one.error for one in self.topics.values() if one.error},
+        )
 
     def _type(self, ready: Sequence[TopicProgress]) -> None:
         """Have tables take the values of their topics' schemas; one after the other, as partitions share a table."""
+        away = ""
         for progress in ready:
-            if progress.latest_schema is not None:
-                try:
-                    progress.typed = self._schemas.typed(progress.latest_schema, self._tables[progress.place.table])
-                except (FencedError, BrokerUnavailableError):
-                    raise
-                except IsterError as error:
-                    progress.error = str(error)
+            latest, table = progress.latest_schema, self._tables[progress.place.table]
+            if latest is None:
+                continue
+            if away and not self._schemas.is_typed(latest, table):
+                progress.fail(away, self.now())  # one who does not answer is not asked for each of them
+                continue
+            try:
+                progress.typed = self._schemas.typed(latest, table)
+            except FencedError:
+                raise
+            except Exception as error:  # noqa: BLE001  # the root of a topic: the others go on
+                progress.fail(_said(error), self.now())
+                away = str(error) if isinstance(error, BrokerUnavailableError) else away
 
     def _plan(self, ready: Sequence[TopicProgress]) -> list[_Share]:
-        splits_max = splits_each(len(ready), SPLIT_BYTES)
-        shares: list[_Share] = []
+        """Ask where messages lie, and share out what a tick may take by what waits; in the order of names."""
+        found: dict[str, Sequence[pb.Split]] = {}
 
-        def plan(progress: TopicProgress) -> None:
-            share = self._share(progress, splits_max)
-            if share.works:
-                shares.append(share)
+        def ask(progress: TopicProgress) -> None:
+            found[progress.name] = self._splits(progress)
 
-        for progress, problem in self._each(self._pool, plan, ready):
-            progress.error = problem
-        return sorted(shares, key=lambda share: share.progress.name)
+        for progress, problem in self._each(self._pool, ask, ready):
+            progress.fail(problem, self.now())
+        asked = sorted((one for one in ready if found.get(one.name)), key=lambda one: one.name)
+        sizes = [[split.stop_byte - split.start_byte for split in found[one.name]] for one in asked]
+        counts = splits_each(sizes, self._tick_bytes)
+        whole = sum(sum(each[:count]) for each, count in zip(sizes, counts, strict=True))
+        return [
+            self._share(one, found[one.name][:count], cores_for(sum(each[:count]), whole, self._settings.cores))
+            for one, each, count in zip(asked, sizes, counts, strict=True)
+        ]
 
-    def _share(self, progress: TopicProgress, splits_max: int) -> _Share:
-        """Have a topic synced, and ask where its messages lie."""
-        settings, place, broker = self._settings, progress.place, self._broker
-        broker.sync(progress.name, place.generation)
-        if settings.objects_only:
-            broker.upload(progress.name, place.generation)
+    def _splits(self, progress: TopicProgress) -> Sequence[pb.Split]:
+        """Have a topic synced, and ask where its messages lie, as far as a tick could take them."""
+        generation, broker = progress.place.generation, self._broker
+        broker.sync(progress.name, generation)
+        if self._settings.objects_only:
+            broker.upload(progress.name, generation)
         spans = broker.spans(
-            progress.name, place.generation, progress.upto, split_bytes=SPLIT_BYTES, splits_max=splits_max
-        )
-        location = self._tables[place.table].location
-        works = works_of(
             progress.name,
-            place.partition,
-            location,
-            spans.splits,
-            settings.target_file_bytes,
-            settings.cores,
-            progress.typed,
+            generation,
+            progress.upto,
+            split_bytes=SPLIT_BYTES,
+            splits_max=max(1, self._tick_bytes // SPLIT_BYTES),
         )
+        return spans.splits
+
+    def _share(self, progress: TopicProgress, splits: Sequence[pb.Split], cores: int) -> _Share:
+        place, target_bytes = progress.place, self._settings.target_file_bytes
+        location = self._tables[place.table].location
+        works = works_of(progress.name, place.partition, location, splits, target_bytes, cores, progress.typed)
         return _Share(progress, progress.upto, works)
 
     def _run(self, works: Sequence[Work]) -> list[tuple[Verdict, str]]:
@@ -296,40 +349,64 @@ class TopicWriter:
         if not works:
             return []
         tasks = tasks_of(works, self._settings.cores)
-        numbers = self._spark.range(0, len(tasks), 1, numPartitions=len(tasks))
-        self._spark.sparkContext.setJobGroup("ister", f"{len(works)} works of the log to Parquet")
-        rows = numbers.mapInArrow(partial(run_tasks, tasks, self._settings.reach), OUTCOMES_SQL).collect()
+        do, text = partial(run_tasks, tasks, self._settings.reach), f"{len(works)} works of the log to Parquet"
+        rows = run_job(self._spark, len(tasks), do, OUTCOMES_SQL, text)
         ended = {row.work: (Verdict(row.verdict), row.text) for row in rows}
         return [ended[number] for number in range(len(works))]
 
-    def _gather(self, share: _Share, outcomes: Sequence[tuple[Verdict, str]]) -> tuple[int, list[Written]]:
+    def _gather(self, share: _Share, outcomes: Sequence[tuple[Verdict, str]]) -> _Part:
         """Take what was written, as far as it has no hole; what comes behind one is written again at the next tick."""
-        stop, written = share.start, list[Written]()
+        progress, stop = share.progress, share.start
+        done: list[Done] = []
         for number, (work, (verdict, text)) in enumerate(zip(share.works, outcomes, strict=True)):
             if verdict is not Verdict.WRITTEN:
-                share.progress.error = f"{verdict}: {text}"
+                progress.fail(f"{verdict}: {text}", self.now(), replan=verdict is Verdict.GONE)
                 level = log.info if verdict is Verdict.GONE else log.error
-                level("work_failed", topic=share.progress.name, verdict=verdict.value, cause=text)
+                level("work_failed", topic=progress.name, verdict=verdict.value, cause=text)
                 self._discard(share, outcomes[number:])
                 break
-            files = [Written.from_json(one) for one in json.loads(text)]
-            rows = sum(one.rows for one in files)
+            one = Done.from_json(text)
+            rows = sum(file.rows for file in one.files)
             if rows != work.sources[-1].stop - work.sources[0].start:
-                raise CorruptError(f"{share.progress.name}: {rows} rows were written for {work.sources}")
-            share.progress.bytes_a_row = bytes_of(work) / rows
-            share.progress.undecoded += sum(self._undecoded(share.progress, one) for one in files)
+                progress.fail(
+                    f"{rows} rows were written for {work.sources}: this is a bug, please report it", self.now()
+                )
+                self._discard(share, outcomes[number:])
+                break
+            progress.bytes_a_row = bytes_of(work) / rows
             stop = work.sources[-1].stop
-            written += files
-        return stop, written
+            done.append(one)
+        if self._meets(progress, {named for one in done for named in one.unknown}):
+            self._discard(share, outcomes[: len(done)])
+            return _Part(progress, share.start, share.start, [], 0)
+        files = [file for one in done for file in one.files]
+        undecoded = sum(self._undecoded(progress, file) for file in files)
+        return _Part(progress, share.start, stop, files, undecoded)
+
+    def _meets(self, progress: TopicProgress, unknown: set[Named]) -> bool:
+        """Tell whether messages are to be decoded once more, by schemas that nobody had asked for.
+
+        What no registry knows keeps its rows, with an error; so whoever names what he likes stops nothing.
+        """
+        if not unknown:
+            return False
+        try:
+            met = self._schemas.meet(self._tables[progress.place.table], sorted(unknown, key=str))
+        except (BrokerUnavailableError, BrokerRefusedError) as error:
+            progress.fail(str(error), self.now())
+            return True
+        if met:
+            log.info("schemas_met", topic=progress.name, schemas=met)
+        return met > 0
 
     def _discard(self, share: _Share, outcomes: Iterable[tuple[Verdict, str]]) -> None:
-        """Delete what was written behind a hole: it was never offered, and while the hole is there every tick writes it."""
+        """Delete what was written and will not be offered: while a hole is there, every tick writes what is behind it."""
         location = self._tables[share.progress.place.table].location
         files = open_io(self._settings.reach.whole().files, location)
         for verdict, text in outcomes:
-            for one in json.loads(text) if verdict is Verdict.WRITTEN else ():
+            for one in Done.from_json(text).files if verdict is Verdict.WRITTEN else ():
                 with suppress(Exception):  # what stays is in no snapshot
-                    files.delete(Written.from_json(one).path)
+                    files.delete(one.path)
 
     def _undecoded(self, progress: TopicProgress, file: Written) -> int:
         """Return how many rows of a file have no value, because their payload did not decode."""
@@ -339,18 +416,24 @@ class TopicWriter:
         return file.rows - file.null_value_counts.get(column, file.rows)
 
     def _commit(self, key: tuple[TopicName, int], parts: Sequence[_Part]) -> None:
+        table, began = self._tables[key], time.monotonic()
+        conflicts, unknowns = table.conflicts, table.unknowns
         try:
-            self._tables[key].commit_add_files(
+            table.commit_add_files(
                 [one for part in parts for one in part.files],
                 {part.progress.place.partition: (part.start, part.stop) for part in parts},
             )
         except FencedError:
             raise
-        except IsterError:
+        except Exception:
             del self._tables[key]  # opened anew at the next tick, and looked at
             raise
+        finally:
+            seconds = time.monotonic() - began
+            self._tries.append(Try(seconds, table.conflicts - conflicts, table.unknowns - unknowns))
         for part in parts:
             part.progress.upto = part.stop
+            part.progress.undecoded += part.undecoded
             self._tell(part.progress)
 
     def _tell(self, progress: TopicProgress) -> None:
@@ -380,6 +463,14 @@ class TopicWriter:
                 future.result()
             except (FencedError, BrokerUnavailableError):
                 raise
-            except IsterError as error:
-                failed.append((key, str(error)))
+            except Exception as error:  # noqa: BLE001  # the root of a topic: the others go on
+                failed.append((key, _said(error)))
         return failed
+
+
+def _said(error: Exception) -> str:
+    """Return what an error says; one that nobody expected also what it is."""
+    if isinstance(error, IsterError):
+        return str(error)
+    log.error("topic_failed", exc_info=error)
+    return f"{type(error).__name__}: {error}; this is a bug, please report it"

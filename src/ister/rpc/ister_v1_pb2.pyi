@@ -259,10 +259,14 @@ class Wakeup(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., generation: _Optional[int] = ..., upto: _Optional[int] = ...) -> None: ...
 
 class RegisterPipelineRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "least_epoch", "owner_epoch")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    LEAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    least_epoch: int
+    owner_epoch: int
+    def __init__(self, name: _Optional[str] = ..., least_epoch: _Optional[int] = ..., owner_epoch: _Optional[int] = ...) -> None: ...
 
 class RegisterPipelineResponse(_message.Message):
     __slots__ = ("epoch",)

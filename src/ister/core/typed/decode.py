@@ -17,7 +17,7 @@ from ister.core.typed.fit import UndecodableError, fitter
 from ister.core.typed.shape import arrow_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ister.core.schemas.schema import Schema
     from ister.core.typed.fit import Value
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 PAYLOAD_BYTES_MAX: Final = 16 << 20
 """Bytes of a payload that is decoded: decoded, it takes many times its size. A larger one is kept as it is."""
 ROWS_AT_ONCE: Final = 4_096
+UNKNOWN_MAX: Final = 64
+"""How many schemas that a column names and nobody gave are told; those of the lowest ids, which a registry gives first."""
 
 Decode: TypeAlias = "Callable[[bytes], Value]"
 Version: TypeAlias = tuple[int, int]
 """A schema's id, and the version of it."""
+Named: TypeAlias = tuple[int, int | None]
+"""What a message says of its schema: the id, and perhaps the version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,13 @@ class Decoded:
 
     values: pa.StructArray
     errors: pa.StringArray
+    unknown: list[Named]
+    """Schemas that messages name and that were not given: the first of them."""
+
+
+def first_of(unknown: Iterable[Named]) -> list[Named]:
+    """Return the first of some schemas."""
+    return sorted(unknown, key=lambda one: (one[0], one[1] or 0))[:UNKNOWN_MAX]
 
 
 def shape_of(schema: Schema) -> Struct | None:
@@ -87,12 +98,14 @@ class Decoders:
         self._newest: dict[int, int] = {}
         for name, version in schemas:
             self._newest[name] = max(version, self._newest.get(name, version))
-        self._known: dict[tuple[int, int | None], Decode | None] = {}
+        self._known: dict[Named, Decode | None] = {}
+        self._unknown: set[Named] = set()
 
     def decode_column(self, payloads: pa.Array, ids: pa.Array, versions: pa.Array) -> Decoded:
         """Decode a column of payloads; a null has no value, and neither has what a schema without a shape wrote."""
         values: list[pa.Array] = [pa.array([], self._type)]
         errors: list[str | None] = []
+        self._unknown.clear()
         for start in range(0, len(payloads), ROWS_AT_ONCE):
             rows: list[Value] = []
             for payload, schema_id, version in zip(
@@ -105,12 +118,12 @@ class Decoders:
                 rows.append(value)
                 errors.append(error)
             values.append(_built(rows, errors, start, self._type))
-        return Decoded(pa.concat_arrays(values), pa.array(errors, pa.string()))
+        return Decoded(pa.concat_arrays(values), pa.array(errors, pa.string()), first_of(self._unknown))
 
     def _decode(self, payload: bytes | None, schema_id: int | None, version: int | None) -> tuple[Value, str | None]:
         if payload is None:
             return None, None
-        key: tuple[int, int | None] | None = self._latest
+        key: Named | None = self._latest
         if schema_id is not None:
             key = schema_id, self._newest.get(schema_id) if version is None else version
         if key is None:
@@ -121,10 +134,11 @@ class Decoders:
         except UndecodableError as error:
             return None, shown(str(error))
 
-    def _learn(self, key: tuple[int, int | None]) -> Decode | None:
+    def _learn(self, key: Named) -> Decode | None:
         schema_id, version = key
         schema = None if version is None else self._schemas.get((schema_id, version))
         if schema is None:
+            self._unknown.add(key)
             raise UndecodableError(f"there is no schema {schema_id}{'' if version is None else f', version {version}'}")
         self._known[key] = decoder(schema, self._table)
         return self._known[key]

@@ -3,7 +3,8 @@
 A field that the table lacks is added. A column widens where Iceberg can (int to long, float to double, decimals to more
 digits) and all that was written and will be written fits. Where it does not fit, the column stays as it is and gets
 another beside it, `<column>_as_json`, which takes any value as JSON; a value goes there only if its own column cannot take
-it without loss (fit.py). What is in a list or a map has no room beside it: then the list's or map's column gets it.
+it without loss (fit.py). What is in a list or a map has no room beside it: then the list's or map's column gets it. A
+column that the table's user added, of a type that we do not write, is one that fits nothing.
 
 Merging the same twice changes nothing more, and what fitted a table's shape fits every later one.
 """

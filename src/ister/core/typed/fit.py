@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 
 from ister.core.typed.naming import beside, column_in
-from ister.core.typed.shape import Decimal, List, Map, Primitive, Struct, columns_in
+from ister.core.typed.shape import Decimal, List, Map, Opaque, Primitive, Struct, columns_in
 
 if TYPE_CHECKING:
     from ister.core.schemas.document import Json
@@ -98,7 +98,7 @@ def as_json(shape: Shape) -> Callable[[Value], Json]:
             return lambda value: b64encode(value).decode() if isinstance(value, bytes) else _plain(value)
         case Primitive.DATE | Primitive.TIMESTAMP | Primitive.TIMESTAMPTZ:
             return lambda value: _moment(shape, value) if type(value) is int else _plain(value)
-        case Primitive():
+        case Primitive() | Opaque():
             return _plain
         case Decimal():
             return lambda value: f"{value:f}" if isinstance(value, decimal.Decimal) else str(value)

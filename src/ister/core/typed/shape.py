@@ -77,22 +77,30 @@ class Map:
     value: Shape
 
 
-Shape: TypeAlias = Primitive | Decimal | Struct | List | Map
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """A column of a type that no schema asks for: its user's. We write nothing there, and it keeps its name."""
+
+
+Shape: TypeAlias = Primitive | Decimal | Struct | List | Map | Opaque
 
 
 def arrow_type(shape: Shape) -> pa.DataType:
-    """Return the Arrow type of a column."""
+    """Return the Arrow type of a column, as far as we write it: what is opaque in a struct is left out."""
     match shape:
         case Primitive():
             return _ARROW[shape]
         case Decimal():
             return pa.decimal128(shape.precision, shape.scale)
         case Struct():
-            return pa.struct([pa.field(one.name, arrow_type(one.shape)) for one in shape.fields])
+            known = [one for one in shape.fields if not isinstance(one.shape, Opaque)]
+            return pa.struct([pa.field(one.name, arrow_type(one.shape)) for one in known])
         case List():
             return pa.list_(pa.field("element", arrow_type(shape.element)))
         case Map():
             return pa.map_(pa.string(), arrow_type(shape.value))
+        case Opaque():
+            raise AssertionError("nothing is written to it")
         case _:
             assert_never(shape)
 

@@ -1,0 +1,154 @@
+"""What the tests of TopicWriter share: a broker, tables and jobs that are only said to be there, and a clock that is set."""
+
+from types import SimpleNamespace
+
+from ister.core.names import TopicName
+from ister.core.publish import Held
+from ister.core.tables import table_of
+from ister.lake.parquet import Written
+from ister.pipeline.client import BrokerRefusedError
+from ister.pipeline.task import Done, Reach, Verdict
+from ister.pipeline.writer import TopicWriter, WriterSettings
+from ister.rpc import ister_v1_pb2 as pb
+
+ROW_BYTES = 1024
+SPLIT_ROWS = 16 << 10
+"""So a split has 16 MiB."""
+
+
+class FakeBroker:
+    """Has topics of so many messages, and one owner."""
+
+    def __init__(self, **rows):
+        self.rows = {f"/default/{name}": count for name, count in rows.items()}
+        self.generations = dict.fromkeys(self.rows, 1)
+        self.epoch = 0
+        self.reports = {}
+        self.asked = []
+
+    def register(self, name, *, owner_epoch=0, least_epoch=0):
+        if owner_epoch and owner_epoch != self.epoch:
+            raise BrokerRefusedError("another one is the owner")
+        self.epoch = max(self.epoch + 1, least_epoch)
+        return self.epoch
+
+    def topics(self):
+        return [
+            pb.Topic(
+                name=name,
+                generation=self.generations[name],
+                dispatch=pb.DISPATCH_RELIABLE,
+                policies='{"lake": true}',
+                offsets=pb.Offsets(start=0, next=rows, synced=rows, log_start=0),
+            )
+            for name, rows in sorted(self.rows.items())
+        ]
+
+    def sync(self, topic, generation):
+        return self.rows[topic]
+
+    def spans(self, topic, generation, start, *, split_bytes, splits_max):
+        self.asked.append(topic)
+        splits = []
+        while start < self.rows[topic] and len(splits) < splits_max:
+            stop = min(self.rows[topic], start + SPLIT_ROWS)
+            place = pb.LogFile(path=f"{topic}.log")
+            splits.append(
+                pb.Split(
+                    start_offset=start,
+                    stop_offset=stop,
+                    start_byte=start * ROW_BYTES,
+                    stop_byte=stop * ROW_BYTES,
+                    log=place,
+                )
+            )
+            start = stop
+        return pb.ListSpansResponse(splits=splits)
+
+    def report(self, topic, generation, epoch, upto):
+        self.reports[topic] = upto
+
+
+class FakeTable:
+    """Holds what it was given; `trouble` is raised by its next commit."""
+
+    def __init__(self, topic, generation, epoch=0):
+        self.identifier = table_of(topic)
+        self.location = f"file:///nowhere/{topic}"
+        self.schema = SimpleNamespace(schema_id=0)
+        self.held = Held(str(topic), generation, epoch, {})
+        self.files = []
+        self.conflicts = self.unknowns = 0
+        self.trouble = None
+
+    def check(self):
+        """It is as it was left."""
+
+    def claim(self, epoch):
+        self.held = self.held._replace(epoch=epoch)
+
+    def upto(self, partition):
+        return self.held.upto.get(partition, 0)
+
+    def commit_add_files(self, files, spans):
+        if self.trouble is not None:
+            trouble, self.trouble = self.trouble, None
+            raise trouble
+        self.files += files
+        self.held = self.held._replace(upto={partition: stop for partition, (_, stop) in spans.items()})
+
+
+class FakeLake:
+    def __init__(self):
+        self.tables = {}
+
+    def table(self, topic, generation):
+        return self.tables.setdefault((topic, generation), FakeTable(topic, generation))
+
+    def of(self, name, generation=1):
+        return self.table(TopicName.parse(f"/default/{name}"), generation)
+
+
+class FakeWriter(TopicWriter):
+    """Says of works what `verdicts` has for their topics, else that they are written; `jobs` are those that it ran."""
+
+    def __init__(self, broker, lake, **settings):
+        self.clock = SimpleNamespace(s=1000.0)
+        super().__init__(
+            None, broker, lake, WriterSettings(Reach({}, "memory", "none", {}), **settings), now=lambda: self.clock.s
+        )
+        self.verdicts = {}
+        self.jobs = []
+        self.trouble = None
+
+    def _run(self, works):
+        self.jobs.append(works)
+        if self.trouble is not None:
+            raise self.trouble
+        return [
+            (self.verdicts[work.topic], "it was told so")
+            if work.topic in self.verdicts
+            else (Verdict.WRITTEN, written(work).to_json())
+            for work in works
+        ]
+
+
+def written(work):
+    start, stop = work.sources[0].start, work.sources[-1].stop
+    nothing = {}
+    file = Written(
+        f"{work.location}/{start}",
+        10,
+        stop - start,
+        0,
+        0,
+        start,
+        stop - 1,
+        [],
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+    )
+    return Done([file], [])
