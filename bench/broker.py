@@ -10,6 +10,7 @@ import asyncio
 import gc
 import json
 import os
+import platform
 import shutil
 import tempfile
 import time
@@ -20,8 +21,8 @@ from typing import TYPE_CHECKING
 import grpc
 
 from broker_client import Client
-from broker_e2e import Deliveries, e2e_round
-from broker_process import BrokerProcess, floor_server
+from broker_e2e import Deliveries, e2e_round, following, grpc_round
+from broker_process import DESCRIPTORS, BrokerProcess, floor_server
 from figures import Figures, show
 from ister.rpc import danube_admin_pb2 as admin
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 ROUNDS = 5
+GRPC_ROUNDS = 3
+"""From producer to consumer with clients of grpc.aio."""
 PAYLOAD_BYTES = 200
 IN_FLIGHT = 64
 ROUND_MESSAGES = 100_000
@@ -151,28 +154,14 @@ def _is_floors(_offset: int, payload: bytes) -> None:
 # --- from a producer to consumers -------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def following(client: Client, topic: str, deliveries: list[Deliveries]) -> AsyncIterator[None]:
-    """Keep a consumer in each of so many subscriptions."""
-    tasks = []
-    for number, each in enumerate(deliveries):
-        consumer = await client.consumer(topic, f"sub-{number}")
-        started = asyncio.Event()
-        tasks.append(asyncio.create_task(consumer.follow(each.take, started)))
-        tasks[-1].add_done_callback(each.failed)
-        await started.wait()
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def to_consumer(broker: BrokerProcess, number: int, figures: Figures) -> None:
     topic = f"/default/e2e-{number}"
     await create_topic(broker, topic)
     await e2e_round(broker.target, topic, figures)
+    if number < GRPC_ROUNDS:
+        topic = f"/default/e2e-grpc-{number}"
+        await create_topic(broker, topic)
+        await grpc_round(broker.target, topic, figures)
 
 
 async def fanout_round(broker: BrokerProcess, number: int, figures: Figures) -> None:
@@ -212,13 +201,25 @@ async def many_topics(scratch: Path, figures: Figures) -> None:
         await asyncio.sleep(IDLE_S)
         figures.note("idle_1000_topics_cpu_percent", (broker.cpu_s() - before) / IDLE_S * 100)
         figures.note("rss_1000_topics_mb", broker.rss_mb())
+        figures.note("descriptors_1000_topics", broker.descriptors())
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
+def show_settings() -> None:
+    show(
+        f"`ister serve --no-pipeline`, which may open {DESCRIPTORS:,} files (soft and hard limit); {PAYLOAD_BYTES} bytes a message"
+    )
+    show(
+        f"Python {platform.python_version()}, grpcio {grpc.__version__}; medians of {ROUNDS} rounds, of {GRPC_ROUNDS} for e2e_1000_grpc"
+    )
+    show("clients and floors: grpc.aio; e2e_1000: a bare client, and a relay over TCP as its floor")
+
+
 async def measure(scratch: Path) -> Figures:
     figures = Figures()
+    show_settings()
     show("starting with nothing, then with a thousand topics")
     await many_topics(scratch, figures)
     with BrokerProcess(scratch / "busy") as broker, floor_server(WINDOW, PAYLOAD_BYTES) as floor:

@@ -101,42 +101,43 @@ class Consumer:
 
         async def acknowledge() -> None:
             while (message := await waiting.get()) is not None:
-                answer = await self._stub.Ack(
-                    api.AckRequest(
-                        request_id=message.request_id, msg_id=message.msg_id, subscription_name=self._subscription
-                    )
-                )
-                assert answer.request_id == message.request_id, "the answer is for another request"
+                await self._ack(message)
 
-        acking = [asyncio.ensure_future(acknowledge()) for _ in range(ACKS_IN_FLIGHT)]
         began = time.perf_counter()
-        for offset in range(start, start + count):
-            message = await stream.read()
-            assert message is not grpc.aio.EOF, "the stream has ended"
-            assert message.msg_id.topic_offset == offset, f"offset {message.msg_id.topic_offset} came, {offset} was due"
-            check(offset, message.payload)
-            waiting.put_nowait(message)
-        for _ in acking:
-            waiting.put_nowait(None)
-        await asyncio.gather(*acking)
+        async with asyncio.TaskGroup() as acking:  # one that fails ends the reading, too
+            for _ in range(ACKS_IN_FLIGHT):
+                acking.create_task(acknowledge())
+            for offset in range(start, start + count):
+                message = await stream.read()
+                assert message is not grpc.aio.EOF, "the stream has ended"
+                came = message.msg_id.topic_offset
+                assert came == offset, f"offset {came} came, {offset} was due"
+                check(offset, message.payload)
+                waiting.put_nowait(message)
+            for _ in range(ACKS_IN_FLIGHT):
+                waiting.put_nowait(None)
         spent = time.perf_counter() - began
         stream.cancel()
         return spent
 
     async def follow(self, take: Callable[[api.StreamMessage], None], started: asyncio.Event) -> None:
-        """Receive and acknowledge until cancelled; `take` gets each message the moment it comes."""
+        """Receive and acknowledge until cancelled; `take` gets each message the moment it comes.
+
+        However it ends, it fails when one of its acknowledgements was refused, or answered with another's number.
+        """
         stream = self._stub.ReceiveMessages(api.ReceiveRequest(consumer_id=self.number))
-        acks: set[asyncio.Future] = set()
+        acks: list[asyncio.Task[None]] = []
         try:
             started.set()
             while (message := await stream.read()) is not grpc.aio.EOF:
                 take(message)
-                ack = asyncio.ensure_future(self._ack(message))
-                acks.add(ack)
-                ack.add_done_callback(acks.discard)
+                acks.append(asyncio.create_task(self._ack(message)))
         finally:
             stream.cancel()
-            await asyncio.gather(*acks)
+            await asyncio.wait_for(asyncio.gather(*acks), CALL_S)
 
     async def _ack(self, message: api.StreamMessage) -> None:
-        await self._stub.Ack(api.AckRequest(msg_id=message.msg_id, subscription_name=self._subscription))
+        answer = await self._stub.Ack(
+            api.AckRequest(request_id=message.request_id, msg_id=message.msg_id, subscription_name=self._subscription)
+        )
+        assert answer.request_id == message.request_id, "the answer is for another request"

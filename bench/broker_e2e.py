@@ -1,5 +1,6 @@
 """How long a message takes from its producer to its consumer, at a thousand a second: three processes, each message checked.
 
+`e2e_1000` is with bare clients (bench/wire.py), `e2e_1000_grpc` with those that users have, of grpc.aio.
 Beside the broker, in turns, a relay that only hands bytes on: what this machine takes for the way alone. And how much of the
 machine others took meanwhile (steal, as the host of a virtual machine tells it): who is stopped for 10 ms keeps a dozen
 messages waiting, and fifty of five thousand decide the 99th percentile.
@@ -12,6 +13,7 @@ import gc
 import os
 import sys
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,15 +24,18 @@ from broker_process import relay_server
 from wire import Wire
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from figures import Figures
 
 RATE = 1000
 SECONDS = 5.0
 PAYLOAD_BYTES = 200
 COUNT = int(RATE * SECONDS)
+ANSWERS_S = 60.0
 ACK = "/danube.ConsumerService/Ack"
 RECEIVE = "/danube.ConsumerService/ReceiveMessages"
-SUBSCRIPTION = "sub-0"
+SUBSCRIPTION = "sub"
 
 
 class Deliveries:
@@ -74,6 +79,37 @@ async def e2e_round(target: str, topic: str, figures: Figures) -> None:
     figures.note("e2e_steal_percent", (steal_s() - before) / SECONDS / (os.cpu_count() or 1) * 100)
 
 
+async def grpc_round(target: str, topic: str, figures: Figures) -> None:
+    """Measure the broker with a producer and a consumer of grpc.aio."""
+    deliveries = Deliveries(COUNT)
+    client = Client(target)
+    async with following(client, topic, [deliveries]):
+        times = await paced(deliveries, "grpc", target, topic)
+    await client.close()
+    note(figures, "e2e_1000_grpc", times)
+
+
+@asynccontextmanager
+async def following(client: Client, topic: str, deliveries: list[Deliveries]) -> AsyncIterator[None]:
+    """Keep a consumer in each of so many subscriptions; fails when an acknowledgement did."""
+    tasks = []
+    for number, each in enumerate(deliveries):
+        consumer = await client.consumer(topic, f"{SUBSCRIPTION}-{number}")
+        started = asyncio.Event()
+        tasks.append(asyncio.create_task(consumer.follow(each.take, started)))
+        tasks[-1].add_done_callback(each.failed)
+        await started.wait()
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for error in ended:
+        if not isinstance(error, asyncio.CancelledError):
+            raise error or RuntimeError("the stream has ended")
+
+
 def note(figures: Figures, name: str, times: list[float]) -> None:
     figures.note(f"{name}_p50_us", times[len(times) // 2])
     figures.note(f"{name}_p99_us", times[len(times) * 99 // 100])
@@ -83,11 +119,11 @@ async def e2e_times(target: str, topic: str) -> list[float]:
     """Send by way of the broker, and acknowledge each message."""
     deliveries = Deliveries(COUNT)
     client = Client(target)
-    number = (await client.consumer(topic, SUBSCRIPTION)).number
+    number = (await client.consumer(topic, f"{SUBSCRIPTION}-0")).number
     await client.close()
     wire = await Wire.connect(target)
     wire.ended.add_done_callback(deliveries.failed)
-    acks: list[asyncio.Future[bytes]] = []
+    acks: dict[int, asyncio.Future[bytes]] = {}
 
     def take(data: bytes) -> None:
         message = api.StreamMessage.FromString(data)
@@ -95,12 +131,14 @@ async def e2e_times(target: str, topic: str) -> list[float]:
         ack = api.AckRequest(
             request_id=message.request_id, msg_id=message.msg_id, subscription_name=message.subscription_name
         )
-        acks.append(wire.call(ACK, ack.SerializeToString()))
+        acks[message.request_id] = wire.call(ACK, ack.SerializeToString())
 
     wire.receive(RECEIVE, api.ReceiveRequest(consumer_id=number).SerializeToString(), take)
-    times = await paced(deliveries, target, topic)
-    for answer in await asyncio.gather(*acks):
-        api.AckResponse.FromString(answer)
+    times = await paced(deliveries, "bare", target, topic)
+    answers = await asyncio.wait_for(asyncio.gather(*acks.values()), ANSWERS_S)
+    for number, answer in zip(acks, answers, strict=True):
+        assert api.AckResponse.FromString(answer).request_id == number, "the answer is for another request"
+    assert len(acks) == COUNT
     wire.close()
     return times
 
@@ -119,15 +157,15 @@ async def relay_times(target: str) -> list[float]:
             writer.write(b"k")
 
     following = asyncio.ensure_future(follow())
-    times = await paced(deliveries, target, "")
+    times = await paced(deliveries, "relay", target, "")
     await following
     writer.close()
     return times
 
 
-async def paced(deliveries: Deliveries, target: str, topic: str) -> list[float]:
+async def paced(deliveries: Deliveries, kind: str, target: str, topic: str) -> list[float]:
     """Have a process send, each message at its moment; a message's time begins when it was due, and ends at its consumer."""
-    pacer = [Path(__file__).with_name("broker_pacer.py"), target, topic, RATE, COUNT, PAYLOAD_BYTES]
+    pacer = [Path(__file__).with_name("broker_pacer.py"), kind, target, topic, RATE, COUNT, PAYLOAD_BYTES]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *map(str, pacer), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -137,7 +175,7 @@ async def paced(deliveries: Deliveries, target: str, topic: str) -> list[float]:
     began = time.perf_counter() + 0.1
     await process.communicate(b"%r\n" % began)
     assert process.returncode == 0, "the producer has failed, and has said why"
-    await deliveries.complete(60)
+    await deliveries.complete(ANSWERS_S)
     return sorted((at - began - index / RATE) * 1e6 for index, at in deliveries.at.items())
 
 

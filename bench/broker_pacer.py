@@ -2,7 +2,7 @@
 
 Run by bench/broker_e2e.py: says "ready", reads the moment to begin at (CLOCK_MONOTONIC, which all processes of a machine share),
 and sends message number i so many seconds later as the rate says, whether or not those before it are answered. To a topic of
-the broker, or, without one, to the relay.
+the broker, by a bare client or by one of grpc.aio; or to the relay.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def pace(rate: int, count: int, payload_bytes: int, send: Callable[[int, b
         send(number, b"%-*d" % (payload_bytes, number))
 
 
-async def to_broker(target: str, topic: str, *numbers: int) -> None:
+async def bare(target: str, topic: str, *numbers: int) -> None:
     client = Client(target)
     attached = await client.producer(topic)
     await client.close()
@@ -60,7 +60,16 @@ async def to_broker(target: str, topic: str, *numbers: int) -> None:
     wire.close()
 
 
-async def to_relay(target: str, *numbers: int) -> None:
+async def grpc(target: str, topic: str, *numbers: int) -> None:
+    client = Client(target)
+    producer = await client.producer(topic)
+    sends: list[asyncio.Task[None]] = []
+    await pace(*numbers, lambda number, payload: sends.append(asyncio.create_task(producer.send(number, payload))))
+    await asyncio.gather(*sends)  # each of which checks its answer
+    await client.close()
+
+
+async def relay(target: str, _topic: str, *numbers: int) -> None:
     host, _, port = target.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     await pace(*numbers, lambda _, payload: writer.write(payload))
@@ -74,7 +83,7 @@ def precise_loop() -> asyncio.AbstractEventLoop:
 
 
 if __name__ == "__main__":
-    target_, topic_, *rest = sys.argv[1:]
-    given = map(int, rest)
+    kind_, target_, topic_, *rest = sys.argv[1:]
+    send_by = {"bare": bare, "grpc": grpc, "relay": relay}[kind_]
     with asyncio.Runner(loop_factory=precise_loop) as runner:
-        runner.run(to_broker(target_, topic_, *given) if topic_ else to_relay(target_, *given))
+        runner.run(send_by(target_, topic_, *map(int, rest)))

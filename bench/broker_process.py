@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 READY_S = 60.0
 DESCRIPTORS = 1024
-"""The soft limit that the broker gets along with."""
+"""The limit that the broker gets along with: soft and hard, as it raises its soft limit to the hard one when it starts."""
 
 
 def floor_server(window: int, payload_bytes: int) -> AbstractContextManager[str]:
@@ -63,7 +64,7 @@ class BrokerProcess:
             sys.executable, "-c", "from ister.cli import main; main()",
             "serve", "--no-pipeline", "--config", str(config), "--data-dir", str(self._directory / "data"), "-o", "json",
         ]  # fmt: skip
-        limited = ["sh", "-c", f'ulimit -Sn {DESCRIPTORS}; exec "$@"', "sh", *serve]
+        limited = ["sh", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "sh", *serve]
         began = time.monotonic()
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(limited, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
@@ -75,6 +76,8 @@ class BrokerProcess:
         self.started_s = time.monotonic() - began
         addresses = json.loads(told)
         self.target, self.admin_target = (urlsplit(addresses[name]).netloc for name in ("broker_url", "admin_url"))
+        limits = resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE)
+        assert limits == (DESCRIPTORS, DESCRIPTORS), f"the broker may open {limits} files"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,6 +87,10 @@ class BrokerProcess:
     def rss_mb(self) -> float:
         lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024 / 1e6
+
+    def descriptors(self) -> int:
+        """Return how many files and connections it has open."""
+        return len(list(Path(f"/proc/{self._process.pid}/fd").iterdir()))
 
     def cpu_s(self) -> float:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()

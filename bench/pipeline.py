@@ -1,8 +1,8 @@
 """Measure the pipeline: its throughput against Kafka and Spark's own sink, its freshness, ticks, and what a long trickle costs.
 
 Each stage is a process with a Spark session of its own; sessions start outside of what is measured. The last line is one
-JSON object; docs/performance.md says what each figure means. `make bench-peers` first: without Kafka its stage is left out,
-and said so.
+JSON object; docs/performance.md says what each figure means. `make bench-peers` first: without Kafka its side is left out,
+which is said, and its figures are null.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STAGES = ("throughput", "freshness", "ticks", "trickle")
 def main() -> None:
     wanted = sys.argv[1:] or STAGES
     scratch = Path(tempfile.mkdtemp(prefix="ister-bench-", dir=os.environ.get("ISTER_BENCH_DIR", "/var/tmp")))
-    figures: dict[str, float] = {}
+    figures: dict[str, float | None] = {}
     try:
         for stage in wanted:
             show(f"--- {stage}")
@@ -35,7 +35,9 @@ def main() -> None:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     for name, value in figures.items():
-        print(f"{name:32}{value:>16,.2f}")
+        print(f"{name:32}{'not measured':>16}" if value is None else f"{name:32}{value:>16,.2f}")
+    if "ratio" in figures and figures["ratio"] is None:
+        print("Kafka was left out: `make bench-peers` fetches it, then measure again")
     print(json.dumps({"bench": "pipeline", **figures}))
 
 

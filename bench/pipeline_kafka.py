@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 PEERS = Path(__file__).resolve().parent.parent / ".peers"
 READY_S = 60.0
 PARTITIONS = 2
+HEAP = "1G"
+MAIN = "kafka.Kafka"
+ZSTD_LEVEL = 1
+"""What pyarrow writes unless it is told otherwise; Iceberg's own would be 3."""
 CONFIG = """
 process.roles=broker,controller
 node.id=1
@@ -35,6 +39,11 @@ transaction.state.log.min.isr=1
 def jars() -> list[Path]:
     """Return what Spark needs to read Kafka; none when `make bench-peers` was not run."""
     return sorted((PEERS / "spark").glob("*.jar"))
+
+
+def version() -> str:
+    """Return which Kafka it is."""
+    return next((PEERS / "lib").glob("kafka-server-[0-9]*.jar")).stem.rpartition("-")[2]
 
 
 def free_port() -> int:
@@ -62,7 +71,7 @@ def kafka(directory: Path) -> Iterator[str]:
     )
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
-            ["java", "-Xmx1G", "-cp", classes, "kafka.Kafka", str(properties)], stdout=log, stderr=log
+            ["java", f"-Xmx{HEAP}", "-cp", classes, MAIN, str(properties)], stdout=log, stderr=log
         )
     try:
         deadline = time.monotonic() + READY_S
@@ -79,7 +88,15 @@ def kafka(directory: Path) -> Iterator[str]:
 
 
 def fill(spark: SparkSession, address: str, topic: str, parquet: str) -> None:
-    """Store the payloads of a Parquet file in a topic."""
+    """Store the payloads of a Parquet file in a new topic."""
+    java = spark.sparkContext._jvm  # noqa: SLF001  # the peer's client is in Java
+    admin = java.org.apache.kafka.clients.admin.AdminClient.create({"bootstrap.servers": address})
+    optional = java.java.util.Optional
+    made = java.org.apache.kafka.clients.admin.NewTopic(topic, optional.of(PARTITIONS), optional.empty())
+    # Not left to the first message: once, on a busy machine, a topic made so never took its last batch, and the producer gave
+    # up after two minutes. Whether that was the reason is not known.
+    admin.createTopics([made]).all().get()
+    admin.close()
     rows = spark.read.parquet(parquet).selectExpr("payload AS value")
     rows.write.format("kafka").option("kafka.bootstrap.servers", address).option("topic", topic).save()
 
@@ -100,9 +117,10 @@ def carry(spark: SparkSession, address: str, topic: str, table: str) -> None:
 
 
 def create(spark: SparkSession, table: str) -> None:
-    """Make the table that it is carried to: our columns, as far as Kafka has them, and our codec."""
+    """Make the table that it is carried to: our columns, as far as Kafka has them, our codec and its level."""
     spark.sql(
         f"CREATE TABLE {table} (topic_offset bigint, partition int, append_time timestamp, routing_key binary, payload binary) "
         "USING iceberg PARTITIONED BY (days(append_time)) "
-        "TBLPROPERTIES ('write.parquet.compression-codec'='zstd', 'write.distribution-mode'='none')"
+        f"TBLPROPERTIES ('write.parquet.compression-codec'='zstd', 'write.parquet.compression-level'='{ZSTD_LEVEL}', "
+        "'write.distribution-mode'='none')"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from broker import create_topic
 from broker_process import BrokerProcess
 from ister.config import load
 from ister.config.lake import catalog_properties
+from ister.lake.snapshot import wall_ms
 from ister.lake.table import Lake
 from ister.pipeline.client import BrokerClient
 from ister.pipeline.plan import Choice
@@ -22,10 +23,11 @@ from ister.pipeline.writer import TopicWriter, WriterSettings
 from pipeline_seed import seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TOKEN = "bench"
 CORES = 2
+TARGET_FILE_BYTES = 64 << 20
 
 
 @contextmanager
@@ -45,10 +47,10 @@ def seeded_broker(directory: Path, topics: dict[str, int], size: int) -> Iterato
         yield broker
 
 
-def lake_in(directory: Path) -> Lake:
+def lake_in(directory: Path, now_ms: Callable[[], int] = wall_ms) -> Lake:
     """Open a lake of its own."""
     directory.mkdir(parents=True, exist_ok=True)
-    return Lake.open(*catalog_properties(load(None, directory).config))
+    return Lake.open(*catalog_properties(load(None, directory).config), now_ms=now_ms)
 
 
 @contextmanager
@@ -58,7 +60,7 @@ def writer_on(
     """Give a writer that has registered."""
     client = BrokerClient(broker.target, TOKEN)
     settings = WriterSettings(
-        Reach({}, "memory", "none", {}), choice=Choice(only), target_file_bytes=64 << 20, cores=CORES
+        Reach({}, "memory", "none", {}), choice=Choice(only), target_file_bytes=TARGET_FILE_BYTES, cores=CORES
     )
     writer = kind(spark, client, lake, settings)
     writer.start()
@@ -105,8 +107,9 @@ def cpu_s(pids) -> float:
     """Return the seconds of processor that processes have used, with children that have ended."""
     total = 0
     for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += sum(map(int, fields[11:15]))
+        with suppress(FileNotFoundError):  # it has ended meanwhile: its parent tells the next time
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15]))
     return total / os.sysconf("SC_CLK_TCK")
 
 

@@ -1,4 +1,9 @@
-"""What a tick costs with 20 and with 200 topics that all have something, and what a driver of 200 topics holds."""
+"""What a tick costs with 20 and with 200 topics that all have something, and what a driver of 200 topics holds.
+
+`driver_mb_200` is the peak: the most that Java ever had in memory and the most that the driver's Python ever had, added up,
+which is never less than what both had together at a moment. The producers are in that Python too; the broker, and the
+workers of Spark's tasks, are not counted. `driver_now_mb_200` is what both held after the last tick.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +40,8 @@ async def produce(target: str, topics: list[str]) -> None:
     await client.close()
 
 
-def ticks_ms(spark, broker, home: Path, topics: list[str]) -> float:
-    """Return the median of some ticks, each of which finds a few messages in every topic."""
+def ticks(spark, broker, home: Path, topics: list[str]) -> tuple[float, float, float]:
+    """Return the median of some ticks, in ms, each of which finds a few messages in every topic; the driver's memory: peak, now."""
     with writer_on(spark, broker, lake_in(home), only=tuple(topics)) as (writer, _):
         times = []
         for number in range(TICKS + 1):
@@ -46,9 +51,15 @@ def ticks_ms(spark, broker, home: Path, topics: list[str]) -> float:
             times.append((time.perf_counter() - began) * 1000)
             assert (tick.rows, tick.commits, tick.failed) == (EACH * len(topics), len(topics), {})
             show(f"  {len(topics)} topics, tick {number}: {times[-1]:,.0f} ms")
+        peak, now = driver_mb("VmHWM"), driver_mb("VmRSS")
     for topic in topics[:3]:
         verify(home, topic.strip("/").replace("/", ".").replace("-", "_"), EACH * (TICKS + 1))
-    return statistics.median(times[1:])  # the first one makes the tables
+    return statistics.median(times[1:]), peak, now  # the first one makes the tables
+
+
+def driver_mb(field: str) -> float:
+    java = [pid for pid, command in tree(os.getpid()).items() if "org.apache.spark" in command]
+    return sum(memory_mb(pid, field) for pid in (os.getpid(), *java))
 
 
 def main(scratch: Path) -> dict[str, float]:
@@ -58,12 +69,10 @@ def main(scratch: Path) -> dict[str, float]:
     with seeded_broker(scratch / "broker", dict.fromkeys([*few, *many], 0), SIZE) as broker:
         lake_in(scratch / "few").close()
         spark = session.open_session(load(None, scratch / "few").config, master=f"local[{CORES}]")
-        found = {"tick_ms_20": ticks_ms(spark, broker, scratch / "few", few)}
-        found["tick_ms_200"] = ticks_ms(spark, broker, scratch / "many", many)
-        java = [pid for pid, command in tree(os.getpid()).items() if "org.apache.spark" in command]
-        driver = [os.getpid(), *java]  # the broker is below us here, and no part of it
-        found["driver_mb_200"] = sum(memory_mb(pid, "VmRSS") for pid in driver)
+        few_ms, _, _ = ticks(spark, broker, scratch / "few", few)
+        many_ms, peak, now = ticks(spark, broker, scratch / "many", many)
         spark.stop()
+    found = {"tick_ms_20": few_ms, "tick_ms_200": many_ms, "driver_mb_200": peak, "driver_now_mb_200": now}
     return {name: round(value, 1) for name, value in found.items()}
 
 

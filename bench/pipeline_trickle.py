@@ -1,76 +1,157 @@
-"""An hour of a table that gets a few rows every second: 3,600 commits back to back, maintained as by default.
+"""An hour of a table that gets ten rows every second: 3,600 ticks back to back on a virtual clock, maintained as by default.
 
-The ticks do not wait for the clock, and a round of maintenance comes every 600 of them, which is what ten minutes have.
-Snapshots are stamped with the real time, so none is an hour old at the end: what the grace keeps, is kept here too.
+Ticks are a second apart on that clock: snapshots are stamped by it, and expiry and maintenance go by it. A round of
+maintenance comes when it says that the interval is over. Real are the broker, the producer, and all of TopicWriter's tick
+but one thing: its works are done in this process, where a tick has a Spark job. 3,600 jobs would take too long (half an
+hour, by estimate), and should leave the same table. Maintenance is Spark's, as always; it comes between two ticks, not
+beside them. The rows' own append_time is the broker's, and real.
+
+    commit_ms_10, commit_ms_1000    median time of a commit to the table around the 10th and the 1,000th
+    snapshots, manifests            the most that the table had, looked at after every tick and every procedure
+    files_live_max                  the most live data files, looked at as often
+    files_live_before_last_round    live data files after the last tick, before the round of maintenance that ends the hour
+    files_live_after_1h_trickle     live data files after that round: what the hour leaves
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import statistics
 import sys
 import time
-import uuid
 from pathlib import Path
 
+from broker_client import Client
 from figures import show
 from ister.config import load
-from ister.core.names import TopicName
-from ister.lake.parquet import write_files
-from ister.lake.schema import table_rows
 from ister.pipeline import session
-from ister.pipeline.maintenance import Upkeep, state_of
-from pipeline_rows import messages
-from pipeline_setup import CORES, lake_in, verify
+from ister.pipeline.maintenance import Result, Upkeep, state_of
+from ister.pipeline.task import outcome_of
+from ister.pipeline.writer import TopicWriter
+from pipeline_clock import VirtualClock, stamp_again
+from pipeline_setup import CORES, lake_in, seeded_broker, verify, writer_on
 
 TICKS = int(os.environ.get("ISTER_BENCH_TICKS", "3600"))
-ROUND = 600
 ROWS = 10
+SIZE = 200
+TOPIC = "/default/trickle"
 TABLE = "default.trickle"
 
 
-def main(scratch: Path) -> dict[str, float]:
+class TrickleWriter(TopicWriter):
+    """Does its work itself, and notes how long each commit to the table took."""
+
+    commits_ms: list[float]
+
+    def _run(self, works):
+        reach = self._settings.reach.whole()
+        return [outcome_of(work, reach) for work in works]
+
+    def _open_table(self, key) -> None:
+        super()._open_table(key)
+        commit = self._tables[key].commit_add_files
+
+        def timed(*given):
+            began = time.perf_counter()
+            landed = commit(*given)
+            self.commits_ms.append((time.perf_counter() - began) * 1000)
+            return landed
+
+        self._tables[key].commit_add_files = timed
+
+
+class Most:
+    """The most that the table ever had; each look reads it anew, by way of the catalog."""
+
+    def __init__(self, catalog) -> None:
+        self._catalog = catalog
+        self.snapshots = self.manifests = self.files = self.files_now = 0
+
+    def look(self) -> None:
+        table = self._catalog.load_table(TABLE)
+        current = table.current_snapshot()
+        self.files_now = int(current.summary["total-data-files"])
+        self.snapshots = max(self.snapshots, len(table.metadata.snapshots))
+        self.manifests = max(self.manifests, len(current.manifests(table.io)))
+        self.files = max(self.files, self.files_now)
+
+
+def maintain(upkeep: Upkeep, catalog, clock: VirtualClock, most: Most) -> list[str]:
+    """Do a round; returns what was done."""
+    done = []
+    for result in upkeep.round([TABLE]):
+        assert isinstance(result, Result), result  # nobody is beside it, so nothing comes first
+        done.append(result.procedure.value)
+        clock.ms += 1
+        stamp_again(catalog, TABLE, clock)
+        most.look()
+    return done
+
+
+def trickle(writer: TrickleWriter, upkeep: Upkeep, catalog, clock: VirtualClock, target: str, round_s: int):
+    """Tick, and maintain; returns what the table had at most, and before the last round of maintenance."""
+    most, began_ms, before_last = Most(catalog), clock.ms, 0
+    with asyncio.Runner() as runner:
+        client = runner.run(connect(target))
+        producer = runner.run(client.producer(TOPIC))
+        writer.look()  # makes the table, by the library: its first stamps are the machine's
+        stamp_again(catalog, TABLE, clock)
+        for tick in range(1, TICKS + 1):
+            clock.ms = began_ms + tick * 1000
+            runner.run(producer.send_all((tick - 1) * ROWS, [bytes(SIZE)] * ROWS, ROWS))
+            told = writer.tick()
+            assert (told.rows, told.commits, told.failed) == (ROWS, 1, {}), told
+            most.look()
+            if tick % round_s == 0 or tick == TICKS:
+                before_last = most.files_now
+                done = maintain(upkeep, catalog, clock, most)
+                show(
+                    f"  {tick} ticks: {statistics.median(writer.commits_ms[-100:]):.0f} ms a commit, {most.snapshots} snapshots "
+                    f"and {most.manifests} manifests at most, {before_last} live files, {most.files_now} after {', '.join(done)}"
+                )
+        runner.run(client.close())
+    return most, before_last
+
+
+async def connect(target: str) -> Client:
+    return Client(target)  # which needs a loop
+
+
+def main(scratch: Path) -> dict[str, float | None]:
     scratch.mkdir(parents=True)
-    lake = lake_in(scratch)
-    config = load(None, scratch).config
-    spark = session.open_session(config, master=f"local[{CORES}]")
-    upkeep = Upkeep(spark, lake.catalog, config.storage.iceberg_config.maintenance, lambda: time.time_ns() // 1_000_000)
-    table = lake.table(TopicName.parse("/default/trickle"), 1)
-    table.claim(1)
-    times: list[float] = []
-    snapshots = manifests = 0
-    for tick in range(TICKS):
-        at = tick * ROWS
-        files = write_files(
-            {},
-            table.location,
-            [table_rows(messages(at, at + ROWS), 0)],
-            partition=0,
-            name=uuid.uuid4().hex,
-            target_bytes=1 << 26,
-        )
-        began = time.perf_counter()
-        table.commit_add_files(files, {0: (at, at + ROWS)})
-        times.append((time.perf_counter() - began) * 1000)
-        if (tick + 1) % 100 == 0:
-            state = state_of(lake.catalog.load_table(TABLE))
-            snapshots, manifests = max(snapshots, len(state.lineage)), max(manifests, state.manifests)
-        if (tick + 1) % ROUND == 0:
-            done = [str(result) for result in upkeep.round([TABLE])]
-            show(
-                f"  {tick + 1} ticks: {statistics.median(times[-100:]):.0f} ms a commit, {snapshots} snapshots; {done}"
-            )
-    verify(scratch, TABLE, TICKS * ROWS)
+    home = scratch / "lake"
+    clock = VirtualClock(time.time_ns() // 1_000_000 - (TICKS + 1) * 1000)
+    lake = lake_in(home, now_ms=clock)
+    config = load(None, home).config
+    rules = config.storage.iceberg_config.maintenance
+    with seeded_broker(scratch / "broker", {TOPIC: 0}, SIZE) as broker:
+        spark = session.open_session(config, master=f"local[{CORES}]")
+        upkeep = Upkeep(spark, lake.catalog, rules, clock)
+        with writer_on(spark, broker, lake, only=(TOPIC,), kind=TrickleWriter) as (writer, _):
+            writer.commits_ms = times = []
+            most, before_last = trickle(writer, upkeep, lake.catalog, clock, broker.target, rules.interval_minutes * 60)
+        spark.stop()
+    verify(home, TABLE, TICKS * ROWS)
+    state = state_of(lake.catalog.load_table(TABLE))
+    stamps = sorted(one.timestamp_ms for one in state.lineage)
+    assert stamps[-1] <= clock.ms, "a snapshot was not stamped by the virtual clock"
+    assert len(state.files) == most.files_now, "the summary counts other files than the manifests have"
     found = {
-        "commit_ms_10": statistics.median(times[5:16]),
-        "commit_ms_1000": statistics.median(times[950:1050]),
-        "snapshots": snapshots,
-        "manifests": manifests,
-        "files_live_after_1h_trickle": len(state_of(lake.catalog.load_table(TABLE)).files),
+        "commit_ms_10": median(times[5:16]),
+        "commit_ms_1000": median(times[950:1050]),
+        "snapshots": most.snapshots,
+        "manifests": most.manifests,
+        "files_live_max": most.files,
+        "files_live_before_last_round": before_last,
+        "files_live_after_1h_trickle": len(state.files),
     }
-    spark.stop()
-    return {name: round(value, 1) for name, value in found.items()}
+    return {name: value if value is None else round(value, 1) for name, value in found.items()}
+
+
+def median(times: list[float]) -> float | None:
+    return statistics.median(times) if times else None  # a run of fewer ticks
 
 
 if __name__ == "__main__":

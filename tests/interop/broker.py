@@ -42,12 +42,12 @@ class Broker:
 
     def __init__(self, config: dict | None = None, *, descriptors: int | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="broker-"))
-        self.port, self.admin_port, self.prom_port, _ = free_ports(4)  # the last one for metrics of the pipeline
+        self.port, self.admin_port, self.prom_port = free_ports(3)
         given = config or {}
         self.config = given | {"broker": QUICK | given.get("broker", {})}
         self.descriptors = descriptors
         self.process: subprocess.Popen[bytes] | None = None
-        self.started_s = self.recovered_s = 0.0
+        self.started_s = self.started_cpu_s = self.recovered_s = 0.0
 
     # --- where it is --------------------------------------------------------------------------------------------------
 
@@ -84,8 +84,7 @@ class Broker:
     def command(self) -> list[str]:
         path = self.directory / "ister.yml"
         addresses = {
-            "cluster_name": "tests",
-            "broker_host": "127.0.0.1",
+            "cluster_name": "tests",  # and no broker_host: where it listens by default is what S16 is about
             "broker_port": self.port,
             "admin_port": self.admin_port,
             "prom_port": self.prom_port,
@@ -97,8 +96,9 @@ class Broker:
         """Start the process and do not wait for it."""
         command = self.command()
         if self.descriptors is not None:
-            # By a shell, because a function between fork and exec would run beside the threads of gRPC.
-            command = ["sh", "-c", f'ulimit -Sn {self.descriptors}; exec "$@"', "sh", *command]
+            # By a shell, because a function between fork and exec would run beside the threads of gRPC. The hard limit,
+            # too: a broker raises the soft one to it.
+            command = ["sh", "-c", f'ulimit -n {self.descriptors}; exec "$@"', "sh", *command]
         with self.log_path.open("ab") as log, self.ready_path.open("wb") as ready:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=ready, stderr=log, cwd=self.directory
@@ -114,7 +114,7 @@ class Broker:
             if self.process.poll() is not None or time.monotonic() - began > READY_S:
                 raise RuntimeError(f"the broker did not become ready; it said:\n{said}{self.log[-4000:]}")
             time.sleep(0.01)  # between two looks
-        self.started_s = time.monotonic() - began
+        self.started_s, self.started_cpu_s = time.monotonic() - began, self.cpu_s()
         told = json.loads(said)
         self.recovered_s = told["seconds"]
         self.port, self.admin_port, self.prom_port = (
@@ -205,10 +205,13 @@ class Broker:
 
     def metrics(self) -> dict[str, float]:
         """Return every sample, by its name with its labels as they are printed."""
-        with urlopen(f"http://127.0.0.1:{self.prom_port}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+        samples = (line.rpartition(" ") for line in self.scrape().splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
+
+    def scrape(self) -> str:
+        """Return the page of metrics as Prometheus gets it."""
+        with urlopen(f"http://127.0.0.1:{self.prom_port}/metrics", timeout=60) as answer:
+            return answer.read().decode()
 
     # --- clients ------------------------------------------------------------------------------------------------------
 

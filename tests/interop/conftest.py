@@ -11,6 +11,7 @@ import re
 import pytest
 
 from interop.broker import Broker
+from interop.leftovers import run_clean
 
 TEST_S = 240.0
 """How long one test may take; those that try more say so (`waiting.limited_to`)."""
@@ -27,26 +28,14 @@ def loop():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """Run a test that is a coroutine; whatever it leaves running is a failure."""
+    """Run a test that is a coroutine; whatever it leaves running, or leaves to fail unseen, is a failure."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames
     given = {name: pyfuncitem.funcargs[name] for name in names}
     limit_s = getattr(pyfuncitem.obj, "limit_s", TEST_S)
-    pyfuncitem.funcargs["loop"].run(_limited(pyfuncitem.obj(**given), limit_s))
+    pyfuncitem.funcargs["loop"].run(run_clean(pyfuncitem.obj(**given), limit_s))
     return True
-
-
-async def _limited(test, limit_s: float) -> None:
-    before = asyncio.all_tasks()
-    try:
-        async with asyncio.timeout(limit_s):
-            await test
-    finally:
-        left = asyncio.all_tasks() - before
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
 
 
 def pytest_collection_modifyitems(items):

@@ -39,14 +39,12 @@ class Method:
 
 
 def methods_of(plane: str, target: str) -> list[Method]:
-    """Ask a broker what it offers; reflection and health are gRPC's own and are left out."""
+    """Ask a broker what it offers, gRPC's own health and reflection included."""
     with grpc.insecure_channel(target) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         pool = descriptor_pool.DescriptorPool(database)
         found = []
         for name in database.get_services():
-            if name.startswith("grpc."):
-                continue
             service = pool.FindServiceByName(name)
             found += [_method(plane, name, method) for method in service.methods]
     return found

@@ -131,22 +131,27 @@ class Receiver:
 
 
 class Crowd:
-    """Several consumers that acknowledge whatever comes, in the background; what each got is kept, in its order."""
+    """Several consumers that acknowledge whatever comes, in the background; what each got is kept, in its order.
+
+    One that fails ends the block at once, and is raised.
+    """
 
     def __init__(self, receivers: list[Receiver]) -> None:
         self.got: dict[str, list] = {receiver.name: [] for receiver in receivers}
         self._receivers = receivers
         self._tasks: list[asyncio.Task] = []
+        self._group = asyncio.TaskGroup()
         self._changed = asyncio.Condition()
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._consume(receiver)) for receiver in self._receivers]
+        await self._group.__aenter__()
+        self._tasks = [self._group.create_task(self._consume(receiver)) for receiver in self._receivers]
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *raised: object) -> bool | None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        return await self._group.__aexit__(*raised)
 
     async def _consume(self, receiver: Receiver) -> None:
         while True:
@@ -157,7 +162,7 @@ class Crowd:
                 self._changed.notify_all()
 
     async def until(self, condition, what: str, seconds: float = 60.0) -> None:
-        """Wait until a condition on `got` holds; a consumer that failed is told first."""
+        """Wait until a condition on `got` holds."""
         async with within(seconds, what), self._changed:
             await self._changed.wait_for(lambda: condition(self.got))
 

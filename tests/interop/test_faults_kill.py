@@ -1,20 +1,51 @@
 """The whole broker is killed, or stopped, under load, again and again: what was acknowledged is there (F6, F39)."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 import signal
 import time
 from collections import defaultdict
+from typing import NamedTuple
 
 from counts import LONG
 from interop.load import Reader, Writer, check_history, read_back
-from interop.raw import EXCLUSIVE, KEY_SHARED, SHARED
+from interop.raw import EXCLUSIVE, KEY_SHARED, SHARED, api
 from interop.waiting import eventually, limited_to
 from ister.core.recover import Verdict, recover
 
 WRITERS = 6
 RESTART_S_MAX = 5.0
+"""Of the processor from the start of the process to readiness, and of a clock once Python has read its modules.
+
+Not of a clock from the start on: reading modules takes 2.5 s of a processor, which is 10 s by the clock where a dozen
+other processes want two cores, whatever the broker does.
+"""
 DRAIN_S_MAX = 10.0
+PART_BYTES = 1 << 16
+
+
+class Start(NamedTuple):
+    """How long a broker took until it was ready."""
+
+    recovery_s: float
+    processor_s: float
+    all_s: float
+
+    @classmethod
+    def of(cls, broker) -> Start:
+        return cls(broker.recovered_s, broker.started_cpu_s, broker.started_s)
+
+    def check(self) -> None:
+        assert self.recovery_s < RESTART_S_MAX
+        assert self.processor_s < RESTART_S_MAX
+
+    def __str__(self) -> str:
+        return (
+            f"ready after {self.all_s:.2f} s, {self.recovery_s:.2f} s of it without Python's own, "
+            f"and {self.processor_s:.2f} s of a processor"
+        )
 
 
 class Story:
@@ -26,7 +57,8 @@ class Story:
         self.rng = random.Random(seed)
         self.acknowledged: dict[str, list[bytes]] = defaultdict(list)
         self.unknown: dict[str, list[bytes]] = defaultdict(list)
-        self.slowest_start_s = self.slowest_recovery_s = self.slowest_stop_s = 0.0
+        self.slowest_stop_s = 0.0
+        self.starts: list[Start] = []
 
     async def prepare(self) -> None:
         async with self.broker.raw() as raw:
@@ -57,8 +89,7 @@ class Story:
 
     async def begin_again(self) -> None:
         await asyncio.to_thread(self.broker.start)
-        self.slowest_start_s = max(self.slowest_start_s, self.broker.started_s)
-        self.slowest_recovery_s = max(self.slowest_recovery_s, self.broker.recovered_s)
+        self.starts.append(Start.of(self.broker))
 
     async def audit(self) -> dict[int, bytes]:
         async with self.broker.raw() as raw:
@@ -83,12 +114,54 @@ async def test_f6_kill_nine_of_the_whole_broker_loses_nothing_that_was_acknowled
         await story.live_and_end(life, signal.SIGKILL)
         await story.begin_again()
     found = await story.audit()
-    assert story.slowest_recovery_s < RESTART_S_MAX
+    for start in story.starts:
+        start.check()
     tell(
         "F6",
         f"{kills} kills of the broker over gRPC, {story.promised} acknowledged, {len(found)} stored, 0 lost; "
-        f"slowest start {story.slowest_start_s:.2f} s, {story.slowest_recovery_s:.2f} s of it without Python's own",
+        f"the slowest was {max(story.starts)}",
     )
+
+
+@limited_to(1800 if LONG else 600)
+async def test_f6_a_broker_with_a_large_active_file_serves_within_five_seconds_of_a_kill(
+    own_broker, topic, count, tell
+):
+    """Nothing of the file was synced or noted in a checkpoint: all of it is looked through."""
+    mib = count(64, 512)
+    log = {"rotation": {"max_bytes": 1 << 30}, "file_sync": {"interval_ms": 86_400_000}}
+    broker = own_broker({"wal_cloud": {"wal": log}})
+    payload = random.Random(6).randbytes(PART_BYTES)
+    async with broker.raw() as raw, asyncio.TaskGroup() as lanes:
+        producer = await raw.create_producer(topic)
+        await raw.subscribe(topic, "sub", kind=EXCLUSIVE)
+        parts = iter(range(mib * (1 << 20) // PART_BYTES))
+
+        async def lane() -> None:
+            for _ in parts:
+                await raw.send(topic, producer, payload)
+
+        for _ in range(4):
+            lanes.create_task(lane())
+    stored = mib * (1 << 20) // PART_BYTES
+    broker.kill()
+    (path,) = broker.data.joinpath("wal", *topic.split("/")).rglob("wal-*.log")
+    assert path.stat().st_size >= mib << 20
+    assert not [*path.parent.glob("checkpoint.json")]
+    await asyncio.to_thread(broker.start)
+    async with broker.raw() as raw:
+        call = raw.producing.SendMessage(
+            api.StreamMessage(msg_id=api.MsgID(producer_id=producer, topic_name=topic), producer_name="raw"), timeout=30
+        )
+        await call
+        assert ("ister-offset", str(stored)) in [*(await call.trailing_metadata())]
+        stream = await raw.consume(topic, "sub", kind=EXCLUSIVE)
+        message = await stream.next()
+        assert (message.msg_id.topic_offset, message.payload) == (0, payload)
+        stream.cancel()
+    start = Start.of(broker)
+    start.check()
+    tell("F6", f"a broker with an active file of {mib} MiB that was never synced was {start}")
 
 
 @limited_to(7200 if LONG else 600)

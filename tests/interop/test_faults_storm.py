@@ -33,7 +33,8 @@ async def one_client(broker, topic: str, number: int, rng: random.Random) -> Non
                 sending = asyncio.ensure_future(client.send(topic, producer, b"cut short"))
                 await asyncio.sleep(0)
                 sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
+                await asyncio.wait([sending])
+                assert sending.cancelled() or sending.exception() is None
             case 2:
                 await client.send(topic, producer, b"storm")
                 with suppress(AssertionError):  # another of the same name may have taken over
@@ -86,7 +87,9 @@ async def test_f38_after_a_storm_tasks_and_descriptors_are_what_they_were(own_br
             for number in waiting:
                 await one_client(broker, topic, number, rng)
 
-        await asyncio.gather(*(lane() for _ in range(TOGETHER)))
+        async with asyncio.TaskGroup() as lanes:
+            for _ in range(TOGETHER):
+                lanes.create_task(lane())
         for peer in peers:
             peer.close()
         await eventually(lambda: state() == baseline, lambda: f"from {state()} back to {baseline}", SETTLE_S)

@@ -1,12 +1,14 @@
 """Names, lookup and producing by bare gRPC: each refusal has the status that the specification gives."""
 
 import asyncio
+import time
 
 import grpc
 import pytest
 
-from interop.official import numbered
+from interop.official import Official, numbered, payloads
 from interop.raw import EXCLUSIVE, api, once_allowed, refused
+from ister.broker.producing import ATTRIBUTES_MAX
 
 BAD_NAMES = [
     "", "/", "//", "topic", "/default", "/default/", "//topic", "default/topic", "/default/topic/", "/default/a/b",
@@ -14,6 +16,8 @@ BAD_NAMES = [
     "/default/" + "a" * 300,
 ]  # fmt: skip
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+MESSAGE_BYTES_MAX = 4_190_208
+"""What docs/config.md says of broker.message_bytes_max."""
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -151,16 +155,38 @@ async def test_an_unknown_producer_is_not_found(broker, topics):
             await raw.send(other, known, b"a producer of another topic")
 
 
-async def test_the_largest_message_is_bounded_by_policy(broker, topic):
+async def test_s11_the_largest_payload_is_bounded_by_policy(broker, topic):
     async with broker.raw() as raw:
         producer = await raw.create_producer(topic)
         await raw.set_topic(topic, max_message_size=1000)
         stream = await raw.consume(topic, "sub")
-        await raw.send(topic, producer, bytes(1000))
+        for size in (999, 1000):
+            await raw.send(topic, producer, bytes(size))
+            assert len((await stream.next()).payload) == size
         await refused(INVALID, raw.send(topic, producer, bytes(1001)))
-        assert len((await stream.next()).payload) == 1000
         await stream.nothing()
         stream.cancel()
+
+
+async def test_s11_the_largest_message_reaches_an_official_client_and_one_byte_more_is_refused(broker, topic):
+    async with broker.raw() as raw, Official(broker) as client:
+        producer = await raw.create_producer(topic)
+        consumer = await client.consumer(topic, "s" * 200)
+
+        def message_of(size: int) -> api.StreamMessage:
+            """Return a message of so many bytes in all."""
+            found = api.StreamMessage(msg_id=api.MsgID(producer_id=producer, topic_name=topic), producer_name="raw")
+            found.payload = bytes(MESSAGE_BYTES_MAX)
+            found.payload = bytes(MESSAGE_BYTES_MAX - (found.ByteSize() - size))
+            assert found.ByteSize() == size
+            return found
+
+        for size in (MESSAGE_BYTES_MAX - 1, MESSAGE_BYTES_MAX):
+            request = message_of(size)
+            await raw.producing.SendMessage(request, timeout=30)
+            assert payloads(await consumer.take(1)) == [request.payload]
+        await refused(INVALID, raw.producing.SendMessage(message_of(MESSAGE_BYTES_MAX + 1), timeout=30))
+        await consumer.nothing()
 
 
 async def test_the_envelope_counts_too(broker, topic):
@@ -204,16 +230,36 @@ async def test_absurd_attributes_and_keys_are_refused_or_kept_whole(broker, topi
         stream.cancel()
 
 
-async def test_a_rate_limit_slows_and_says_so(broker, topic):
+async def test_s11_a_message_has_so_many_attributes_and_not_one_more(broker, topic):
     async with broker.raw() as raw:
         producer = await raw.create_producer(topic)
-        await raw.set_topic(topic, max_publish_rate=20)
+        stream = await raw.consume(topic, "sub", kind=EXCLUSIVE)
+        for count in (ATTRIBUTES_MAX - 1, ATTRIBUTES_MAX):
+            attributes = {f"k{number}": f"v{number}" for number in range(count)}
+            await raw.send(topic, producer, b"many", attributes=attributes)
+            message = await stream.next()
+            assert dict(message.attributes) == attributes
+            await raw.ack(message, "sub")
+        more = {f"k{number}": "" for number in range(ATTRIBUTES_MAX + 1)}
+        await refused(INVALID, raw.send(topic, producer, b"too many", attributes=more), saying=str(ATTRIBUTES_MAX))
+        await stream.nothing()
+        stream.cancel()
+
+
+async def test_a_rate_limit_slows_and_says_so(broker, topic):
+    """A second's worth passes at once, and as much again in each second that it took; however long that was."""
+    rate = 20
+    async with broker.raw() as raw:
+        producer = await raw.create_producer(topic)
+        began = time.monotonic()
+        await raw.set_topic(topic, max_publish_rate=rate)
         answers = await asyncio.gather(
             *(raw.send(topic, producer, payload) for payload in numbered(200)), return_exceptions=True
         )
+        spent = time.monotonic() - began
         refusals = [answer for answer in answers if answer is not None]
-        assert {error.code() for error in refusals} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
-        assert 10 <= len(answers) - len(refusals) <= 100
+        assert {error.code() for error in refusals} <= {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert rate <= len(answers) - len(refusals) <= rate * (1 + spent)
         await once_allowed(grpc.StatusCode.RESOURCE_EXHAUSTED, lambda: raw.send(topic, producer, b"later"))
 
 

@@ -246,24 +246,21 @@ async def test_key_shared_rebalances_without_loss_stall_or_disorder(broker, topi
             finally:
                 await taking  # who leaves knows of every message whether it was acknowledged
 
-    async with Official(broker) as client:
+    async with Official(broker) as client, asyncio.TaskGroup() as group:
         producer = await client.producer(topic)
         stays = await client.consumer(topic, "sub", "stays", SubType.KEY_SHARED)
-        tasks = [asyncio.create_task(consume(stays))]
-        producing = asyncio.create_task(send_keyed(producer, total))
+        staying = group.create_task(consume(stays))
+        group.create_task(send_keyed(producer, total))
         for number in range(3):
             guest = await client.consumer(topic, "sub", f"guest-{number}", SubType.KEY_SHARED)
-            task = asyncio.create_task(consume(guest))
+            visiting = group.create_task(consume(guest))
             target = min(total, len(acked) + 50)
             await eventually(lambda target=target: len(acked) >= target, "messages flow with a guest")
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            visiting.cancel()
+            await asyncio.wait([visiting])
             await guest.close()
-        await producing
         await eventually(lambda: len(acked) == total, "everything is acknowledged")
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        staying.cancel()
     for key, found in seen.items():
         first_seen = list(dict.fromkeys(found))
         assert first_seen == sorted(first_seen), f"{key} came out of order"

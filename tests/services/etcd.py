@@ -104,7 +104,9 @@ class Etcd:
         self.ctl("auth", "enable")
 
     def freeze(self):
+        """Stop it; when this returns, none of its threads runs any more."""
         self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def thaw(self):
         self.process.send_signal(signal.SIGCONT)

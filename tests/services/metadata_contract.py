@@ -15,7 +15,7 @@ import pytest
 from ister.core.errors import InvalidMessageError, LeaseLostError, MetadataUnavailableError
 from ister.ports.metadata import Change, Entry
 
-DEADLINE_S = 30
+DEADLINE_S = 120
 
 
 def run(main):

@@ -11,10 +11,17 @@ _given: set[int] = set()
 
 
 def free_ports(count):
-    """Return ports that nobody listens on, and that were not given before."""
-    among = ports.steady_ports()[_WORKER::_WORKERS]
+    """Return ports that nobody listens on, and that were not given before; nor was the one above, which goes with each.
+
+    A broker's pipeline has its metrics one above the broker's.
+    """
+    steady = ports.steady_ports()
+    share = len(steady) // _WORKERS
+    among = steady[_WORKER * share : (_WORKER + 1) * share]
     found = []
     while len(found) < count:
-        found += [port for port in ports.free_ports(1, among) if port not in _given]
-        _given.update(found)
+        [port] = ports.free_ports(1, among)
+        if not _given & {port, port + 1}:
+            found.append(port)
+            _given.update((port, port + 1))
     return found

@@ -21,7 +21,7 @@ from ister.storage.tiers import ObjectTier
 from ister.wal import Wal, WalConfig
 
 TOPIC = TopicName("default", "t")
-DEADLINE_S = 30
+DEADLINE_S = 120
 MIB = 1024 * 1024
 
 

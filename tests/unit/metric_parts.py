@@ -131,6 +131,7 @@ class FakeReads:
 
 @dataclass
 class FakeBroker:
+    cluster_name = "a cluster"
     hosted: list[FakeTopic] = field(default_factory=list)
     rpcs: dict[tuple[str, str], int] = field(default_factory=dict)
     sync_seconds: Histogram | None = None

@@ -7,9 +7,12 @@ from broker_parts import BrokerWorld
 from danube.proto.DanubeApi_pb2 import ProducerRequest, StreamMessage
 
 from ister.broker import ids
+from ister.broker.producing import SAMPLED
+from ister.cloud.uploader import NotInCloudError
 from ister.config.policies import CompletePolicies
 from ister.core.errors import (
     AlreadyExistsError,
+    DiskFullError,
     DrainingError,
     InvalidNameError,
     InvalidRequestError,
@@ -192,6 +195,52 @@ def test_a_broker_that_drains_sends_producers_elsewhere(tmp_path):
             await client.send(T, producer, b"x")
         with pytest.raises(DrainingError):
             await client.producer("/default/new")
+
+    run(act())
+
+
+def test_only_messages_that_were_taken_are_counted(tmp_path, monkeypatch):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            for name, reliable in ((T, True), ("/default/volatile", False)):
+                producer = await client.producer(name, reliable=reliable)
+                topic = client.broker.topics[name]
+                await client.send(name, producer, b"xyz")
+                assert (topic.messages_in, topic.bytes_in) == (1, 3)
+            topic = client.broker.topics[T]
+
+            async def refuses(_):
+                raise DiskFullError("t")
+
+            monkeypatch.setattr(topic.storage, "append_message", refuses)
+            with pytest.raises(DiskFullError):
+                await client.send(T, client.broker.topics[T].attach("p", exclusive=False).id, b"xyz")
+            assert (topic.messages_in, topic.bytes_in) == (1, 3), "nothing was stored"
+
+            async def stores_and_waits_in_vain(_):
+                raise NotInCloudError(T, 2, "the store is down")
+
+            monkeypatch.setattr(topic.storage, "append_message", stores_and_waits_in_vain)
+            with pytest.raises(NotInCloudError):
+                await client.send(T, client.broker.topics[T].attach("p", exclusive=False).id, b"xyz")
+            assert (topic.messages_in, topic.bytes_in) == (2, 6), "it is in the log"
+
+    run(act())
+
+
+def test_how_long_sending_took_is_measured_of_a_sample(tmp_path):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            producer = await client.producer(T)
+            sends = client.producing.send_ms
+            await client.send(T, producer, b"x")
+            assert sends.count == 1, "the first counts, so that a quiet broker tells something, too"
+            assert 0 < sends.total < 10_000
+            for _ in range(SAMPLED - 1):
+                await client.send(T, producer, b"x")
+            assert sends.count == 1
+            await client.send(T, producer, b"x")
+            assert sends.count == 2
 
     run(act())
 

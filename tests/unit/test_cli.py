@@ -13,7 +13,16 @@ import ister
 from ister.cli import demo
 from ister.cli.app import app
 from ister.cli.display import fill, megabytes, moment, preview, printable
-from ister.cli.exits import FAMILIES, CheckFailedError, InputError, error_of, exit_code, explain
+from ister.cli.exits import (
+    FAMILIES,
+    INTERRUPTED,
+    READER_GONE,
+    CheckFailedError,
+    InputError,
+    error_of,
+    exit_code,
+    explain,
+)
 from ister.core.errors import (
     CorruptLogError,
     DiskFullError,
@@ -108,7 +117,7 @@ def test_help_fits_on_a_screen_and_lists_the_exit_codes(command):
     result = run(*command, "--help")
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) <= 40
-    for code in range(6):
+    for code in (*range(6), INTERRUPTED, READER_GONE):
         assert re.search(rf"^\s+{code}  \w", result.stdout, re.MULTILINE), f"exit code {code} is not explained"
 
 

@@ -10,6 +10,7 @@ import structlog
 from typer.testing import CliRunner
 
 from interop.broker import Broker
+from ister.cli import consume as consume_module
 from ister.cli.app import app
 
 pytestmark = pytest.mark.slow
@@ -163,6 +164,30 @@ def test_messages_before_a_failure_are_counted(run, topic, tmp_path):
     assert result.stderr.splitlines()[0] == "ister: 1 message had been answered before."
 
 
+@pytest.mark.parametrize("words", [["-s", "mine"], []], ids=["named", "our_own"])
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "made_again"])
+def test_a_topic_that_is_deleted_while_it_is_consumed_is_not_found(run, topic, words, again, monkeypatch):
+    ok(run("produce", topic, "-m", "one", "-m", "two"))
+    shown = consume_module.from_wire
+
+    def deleted_before_it_is_acknowledged(message):
+        if message.msg_id.topic_offset == 0:
+            ok(run("topics", "delete", topic, "--yes"))
+            if again:
+                ok(run("topics", "create", topic))
+        return shown(message)
+
+    monkeypatch.setattr(consume_module, "from_wire", deleted_before_it_is_acknowledged)
+    began = time.monotonic()
+    result = run("consume", topic, *words, "--from", "earliest", "-o", "payload", "-n", 2)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.stderr
+    assert isinstance(result.exception, SystemExit), "a sentence, no traceback"
+    assert "not found" in result.stderr
+    assert result.stderr.count("\n") == 1, "nothing is said of a subscription that went with its topic"
+    assert time.monotonic() - began < consume_module.UNSUBSCRIBE_S, "nor is it waited for"
+
+
 # --- partitions -------------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +282,35 @@ def test_what_cannot_be_done_with_a_topic_is_said(run, topic):
     assert "invalid topic name" in refused(run("topics", "describe", "x"))
 
 
+def test_every_change_of_a_topic_can_be_told_in_json(run, topic):
+    [made] = json.loads(ok(run("topics", "create", topic, "ack_level=fsync", "-o", "json")))["topics"]
+    assert (made["topic"], made["policies"], made["next"]) == (topic, {"ack_level": "fsync"}, 0)
+    assert made["effective_policies"]["ack_level"] == "fsync"
+    [changed] = json.loads(ok(run("topics", "set", topic, "max_message_size=7", "-o", "json")))["topics"]
+    assert changed["policies"] == {"ack_level": "fsync", "max_message_size": 7}
+    assert changed == json.loads(ok(run("topics", "describe", topic, "-o", "json")))["topics"][0]
+    assert json.loads(ok(run("topics", "delete", topic, "--yes", "-o", "json"))) == {"deleted": [{"topic": topic}]}
+
+
+def test_the_changes_of_a_partitioned_topic_are_told_of_each_partition(run, topic):
+    parts = [f"{topic}-part-{number}" for number in range(2)]
+    made = json.loads(ok(run("topics", "create", topic, "--partitions", 2, "-o", "json")))["topics"]
+    assert [one["topic"] for one in made] == parts
+    changed = json.loads(ok(run("topics", "set", topic, "lake=false", "-o", "json")))["topics"]
+    assert [(one["topic"], one["policies"]) for one in changed] == [(part, {"lake": False}) for part in parts]
+    deleted = json.loads(ok(run("topics", "delete", topic, "--yes", "-o", "json")))
+    assert deleted == {"deleted": [{"topic": part} for part in parts]}
+
+
+def test_a_topic_that_was_made_without_its_policies_is_said_to_be_there(run, topic):
+    told = refused(run("topics", "create", topic, "ack_level=lake", "lake=false"))
+    assert told.startswith(f"{topic} was made, but not with these policies (")
+    assert "lake=false" in told
+    assert f"`ister topics set {topic}`" in told
+    [found] = json.loads(ok(run("topics", "describe", topic, "-o", "json")))["topics"]
+    assert found["policies"] == {}
+
+
 # --- namespaces -------------------------------------------------------------------------------------------------------
 
 
@@ -279,6 +333,22 @@ def test_what_cannot_be_done_with_a_namespace_is_said(run):
     assert "exist" in refused(run("namespaces", "create", "default"))
     assert "made of letters" in refused(run("namespaces", "create", "a/b"))
     assert "none-such" in refused(run("namespaces", "set", "none-such", "lake=false"))
+
+
+def test_every_change_of_a_namespace_can_be_told_in_json(run):
+    made = json.loads(ok(run("namespaces", "create", "told", "ack_level=fsync", "-o", "json")))
+    assert (made["namespace"], made["policies"]) == ("told", {"ack_level": "fsync"})
+    changed = json.loads(ok(run("namespaces", "set", "told", "lake=false", "-o", "json")))
+    assert (changed["namespace"], changed["policies"]) == ("told", {"ack_level": "fsync", "lake": False})
+    assert changed["effective_policies"]["start_position"] == "latest"
+
+
+def test_a_namespace_that_was_made_without_its_policies_is_said_to_be_there(run):
+    told = refused(run("namespaces", "create", "half", "ack_level=lake", "lake=false"))
+    assert told.startswith("half was made, but not with these policies (")
+    assert "`ister namespaces set half`" in told
+    found = json.loads(ok(run("namespaces", "list", "-o", "json")))["namespaces"]
+    assert {"namespace": "half", "topics": 0, "policies": {}} in found
 
 
 # --- subscriptions ----------------------------------------------------------------------------------------------------
@@ -305,6 +375,13 @@ def test_a_subscription_is_moved(run, topic):
     assert moved == {"subscriptions": [{"topic": topic, "subscription": "mine", "cursor": 0, "previous": 3}]}
     assert ok(run("subscriptions", "delete", topic, "mine", "--yes")) == f"Deleted mine of {topic}.\n"
     assert "mine" in refused(run("subscriptions", "reset", topic, "mine", "--to", "0"))
+
+
+def test_the_end_of_a_subscription_can_be_told_in_json(run, topic):
+    ok(run("produce", topic, "-m", "0"))
+    ok(run("consume", topic, "-s", "mine", "--from", "earliest", *READ))
+    told = json.loads(ok(run("subscriptions", "delete", topic, "mine", "--yes", "-o", "json")))
+    assert told == {"deleted": [{"topic": topic, "subscription": "mine"}]}
 
 
 def test_what_cannot_be_done_with_a_subscription_is_said(run, topic):

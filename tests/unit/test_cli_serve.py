@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from interop.broker import ISTER, Broker
+from ister import __version__
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 60
@@ -126,6 +127,15 @@ def test_log_events_can_be_json(broker, start):
     events = [json.loads(line) for line in err.splitlines()]
     assert code == 0
     assert {"listening", "broker_draining", "broker_stopped"} <= {event["event"] for event in events}
+    assert [event["cluster_name"] for event in events if event["event"] == "broker_recovered"] == ["tests"]
+
+
+def test_a_running_broker_tells_its_cluster_and_how_long_sending_took(broker, start):
+    finish(start("produce", "/default/x", "-m", "x"))
+    told = broker.metrics()
+    assert told[f'ister_broker_info{{cluster_name="tests",version="{__version__}"}}'] == 1
+    assert told["danube_producer_send_latency_ms_count"] == 1
+    assert told["danube_producer_send_latency_ms_sum"] > 0
 
 
 def test_consuming_goes_on_through_a_crash_of_the_broker_and_ends_with_ctrl_c(broker, start):

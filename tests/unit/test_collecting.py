@@ -43,6 +43,20 @@ def test_it_comes_to_an_end(started, monkeypatch):
     assert gc.get_freeze_count() <= before, f"{len(alive)} are left to the collector"
 
 
+@pytest.mark.parametrize("comes_so_far", [True, False])
+def test_nothing_is_walked_over_while_a_broker_starts_and_everything_is_as_usual_afterwards(comes_so_far):
+    one = Collecting()
+    one.pause()
+    assert not gc.isenabled()
+    if comes_so_far:
+        one.start()
+        assert gc.isenabled()
+    one.stop()
+    assert gc.isenabled()
+    assert one._collected not in gc.callbacks
+    gc.unfreeze()
+
+
 def test_after_the_stop_nobody_listens():
     one = Collecting()
     one.start()

@@ -134,6 +134,7 @@ def test_what_clients_are_told_is_absolute(written, meant):
         ("policies|ack_level: disk", "must be one of wal, fsync, cloud or lake"),
         ("policies|retention_policy: soon", "must be one of none, retain_until_ack or retain_until_expire"),
         ("policies|start_position: middle", "must be one of latest or earliest"),
+        ("policies|ack_level: lake\nlake: false", "needs a table; lake: false says that there is none"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_line_and_a_reason(text, where):

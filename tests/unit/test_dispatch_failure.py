@@ -55,6 +55,20 @@ def test_a_nacked_message_comes_again_after_its_delay_with_a_higher_attempt():
     assert [(d.message.offset, d.attempt) for d in dispatch.take()] == [(0, 2)]
 
 
+def test_delays_double_to_the_millisecond_up_to_the_most_unless_a_longer_one_is_asked_for():
+    policy = {"max_redelivery_count": 9, "base_redelivery_delay_ms": 100, "max_redelivery_delay_ms": 400}
+    dispatch = machine(EXCLUSIVE, fed=1, **policy)
+    now = T0
+    for asked_ms, delay_s in ((150, 0.15), (0, 0.2), (0, 0.4), (0, 0.4), (9_999, 0.4)):
+        assert offsets(dispatch) == [0]
+        dispatch.nack(0, asked_ms, "", now)
+        assert dispatch.due == pytest.approx(now + delay_s, abs=1e-6)
+        dispatch.tick(now + delay_s - 0.001)
+        assert offsets(dispatch) == []
+        now += delay_s + 1e-6
+        dispatch.tick(now)
+
+
 def test_a_message_that_waits_for_its_next_try_takes_no_slot_of_the_window():
     dispatch = machine(EXCLUSIVE, fed=3, window=1)
     assert offsets(dispatch) == [0]

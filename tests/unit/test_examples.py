@@ -1,13 +1,24 @@
+"""The examples run as a user runs them: in a process of their own, and one of them on a real broker."""
+
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from interop.broker import Broker
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def lines_of(example):
+def command(example, *words):
+    return [sys.executable, "-W", "error", EXAMPLES / example, *words]
+
+
+def lines_of(example, *words):
     done = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / example],
+        command(example, *words),
         capture_output=True,
         text=True,
         timeout=120,
@@ -36,3 +47,38 @@ def test_a_topic_with_objects_runs_from_python_and_outlives_its_log():
         "one reader over both tiers: ['one', 'two', 'three', 'four']",
         "the log is lost: the topic goes on at 4, and has ['one', 'two', 'three', 'four']",
     ]
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with Broker() as found:
+        yield found
+
+
+@pytest.mark.slow
+def test_the_official_client_produces_consumes_and_acknowledges(broker):
+    for start in (0, 5):  # the second time, on the topic and the subscription of the first
+        *lines, last = lines_of("produce_consume.py", "--broker", broker.url, "--orders", "5", "--pause-ms", "0")
+        found = [re.fullmatch(r"order \d+-(\d) is at offset (\d+), acknowledged", line).groups() for line in lines]
+        assert found == [(str(number), str(start + number)) for number in range(5)]
+        assert last == "all 5 orders were consumed and acknowledged"
+
+
+@pytest.mark.slow
+def test_the_official_client_goes_on_through_kill_nine_and_restart_of_its_broker(broker):
+    words = ("--broker", broker.url, "--orders", "300", "--pause-ms", "20")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command("produce_consume.py", *words), stdout=pipe, stderr=pipe, text=True) as program:
+        try:
+            said = [program.stdout.readline() for _ in range(20)]
+            broker.kill()
+            assert program.poll() is None, "it has work left, and no broker"
+            broker.start()
+            rest, complaints = program.communicate(timeout=120)
+        finally:
+            program.kill()
+    assert (program.returncode, complaints) == (0, "")
+    lines = [*said, *rest.splitlines(keepends=True)]
+    acknowledged = re.findall(r"^order \d+-(\d+) is at offset \d+, acknowledged$", "".join(lines), re.MULTILINE)
+    assert sorted(map(int, acknowledged)) == list(range(300)), "each of them, once"
+    assert lines[-1] == "all 300 orders were consumed and acknowledged\n"

@@ -184,7 +184,7 @@ def test_a_broker_tells_which_it_is_and_how_it_is(accept):
     assert said["ister_broker_topics_with_problems"] == 1
     assert said["process_resident_memory_bytes"] > 1_000_000
     assert said["process_open_fds"] > 2
-    assert values(broker, accept, version=__version__) == {"ister_broker_info": 1}
+    assert values(broker, accept, version=__version__, cluster_name="a cluster") == {"ister_broker_info": 1}
     assert values(broker, accept, generation="2")["python_gc_collections_total"] >= 0
     assert values(FakeBroker(), accept)["ister_broker_ready"] == 1
 

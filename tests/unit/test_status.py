@@ -7,9 +7,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+from typer.testing import CliRunner
 
 import ister
+from ister.broker.pipelines import NotInLakeError
 from ister.broker.status import INTERNAL_TEXT, OWN, STATUSES, TEXT_BYTES_MAX, status_of
+from ister.cli.app import app
+from ister.cloud.uploader import NotInCloudError
 from ister.config.problems import ConfigError, Problem
 from ister.core import errors
 from ister.core.errors import IsterError
@@ -35,6 +39,8 @@ PUBLIC = {
 """Errors whose text is written for clients."""
 NAMED = {"topic": "/default/orders", "subject": "orders-value"}
 """What a client has said itself."""
+ELSEWHERE = ("ister.cli.", "ister.storage.iceberg", "ister.storage.pipeline_port", "ister.lake.repair")
+"""Where no broker is: commands, and what programs use that have a storage of their own."""
 MADE = {
     ConfigError: lambda: ConfigError(SECRET, [Problem(1, "wal.dir", SECRET)]),
     NotInTableError: lambda: NotInTableError([Behind("/default/orders", 3, 7)], 30.0),
@@ -86,8 +92,28 @@ def test_s20_every_error_is_told_as_it_was_agreed():
         error = kind("<its own text>") if STATUSES[kind][1] == OWN and kind in TEXTS else make(kind)
         code, text = status_of(error)
         lines.append(f"{kind.__name__}: {code.name}: {text.replace(SECRET, '<secret>')}\n")
+    # One that is not in the table can reach a client, too. That its family's words are enough was decided, not forgotten.
+    for kind in every_error():
+        if kind not in STATUSES and not kind.__module__.startswith(ELSEWHERE):
+            family = next(above for above in kind.__mro__ if above in STATUSES)
+            lines.append(f"{kind.__name__}: told as {family.__name__}\n")
     told = "".join(lines)
     assert told == TOLD.read_text(), f"if that is what clients shall be told, put it into {TOLD.name}:\n{told}"
+
+
+def test_who_waits_for_a_table_or_an_object_is_told_that_the_message_is_in_the_log():
+    for error in (NotInLakeError("/default/orders", 7, SECRET), NotInCloudError("/default/orders", 7, SECRET)):
+        code, text = status_of(error)
+        assert code is Code.UNKNOWN, "no client sends it again by itself"
+        assert "below offset 7 is in the log" in text
+        assert "do not send it again" in text
+
+
+def test_every_command_that_an_operator_is_sent_to_exists():
+    named = {command for _, words in STATUSES.values() for command in re.findall(r"`ister ([^`]+)`", words)}
+    assert named
+    for command in named:
+        assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0, command
 
 
 TEXTS = PUBLIC - {errors.InvalidNameError, errors.InvalidMessageError, errors.OffsetOutOfRangeError}

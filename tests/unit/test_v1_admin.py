@@ -278,6 +278,50 @@ def test_policies_that_this_broker_cannot_keep_are_refused_before_anything_chang
     run(story())
 
 
+LAKE, NO_LAKE = '{"ack_level": "lake"}', '{"lake": false}'
+
+
+@pytest.mark.parametrize(("above", "below"), [(LAKE, NO_LAKE), (NO_LAKE, LAKE)])
+def test_who_waits_for_a_table_must_have_one_whoever_says_so(tmp_path, above, below):
+    async def story():
+        async with AdminWorld(tmp_path).asker() as asker:
+            await asker.client.producer(T)
+            await asker.admin("SetNamespacePolicies", namespace="default", policies=above)
+            with refused(StatusCode.FAILED_PRECONDITION, "needs a table"):
+                await asker.admin("SetTopicPolicies", topic=T, policies=below)
+            assert (await asker.admin("GetTopicPolicies", topic=T)).policies == "{}"
+            await asker.admin("SetNamespacePolicies", namespace="default", policies="{}")
+            await asker.admin("SetTopicPolicies", topic=T, policies=below)
+            with refused(StatusCode.FAILED_PRECONDITION, f"topic {T}", "needs a table"):
+                await asker.admin("SetNamespacePolicies", namespace="default", policies=above)
+            assert (await asker.admin("GetNamespacePolicies", namespace="default")).policies == "{}"
+
+    run(story())
+
+
+def test_the_brokers_own_policies_count_when_someone_waits_for_a_table(tmp_path):
+    async def story():
+        async with AdminWorld(tmp_path).asker(policies=CompletePolicies(lake=False)) as asker:
+            await asker.client.producer(T)
+            for change in ({"topic": T}, {"namespace": "default"}):
+                name = "SetTopicPolicies" if "topic" in change else "SetNamespacePolicies"
+                with refused(StatusCode.FAILED_PRECONDITION, "needs a table"):
+                    await asker.admin(name, policies=LAKE, **change)
+            await asker.admin("SetTopicPolicies", topic=T, policies='{"ack_level": "lake", "lake": true}')
+
+    run(story())
+
+
+def test_a_topic_that_stores_nothing_waits_for_no_table(tmp_path):
+    async def story():
+        async with AdminWorld(tmp_path).asker() as asker:
+            await asker.client.producer(T, reliable=False)
+            await asker.admin("SetTopicPolicies", topic=T, policies=NO_LAKE)
+            await asker.admin("SetNamespacePolicies", namespace="default", policies=LAKE)
+
+    run(story())
+
+
 def test_policies_are_of_topics_and_namespaces_that_exist(tmp_path):
     async def story():
         async with AdminWorld(tmp_path).asker() as asker:

@@ -21,7 +21,7 @@ from ister.core.offsets import StartPosition
 from ister.ports.files import OsFiles
 from ister.wal import AckLevel, SyncMode, Wal, WalConfig
 
-DEADLINE_S = 20
+DEADLINE_S = 120
 
 
 def run(main):

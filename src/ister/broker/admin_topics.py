@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from enum import Enum
 from typing import TYPE_CHECKING
+
+import structlog
 
 from ister.broker.admin_brokers import ALONE, broker_id
 from ister.broker.failure_wire import policy_from_wire, policy_to_wire
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from ister.broker.broker import Broker
     from ister.broker.topic import Topic
     from ister.core.failure import FailurePolicy
+
+log = structlog.get_logger()
 
 PARTITIONS_MAX = 1024
 WINDOW_MAX = 10_000
@@ -202,6 +208,8 @@ class AdminTopics:
         policy = policy_from_wire(request.failure_policy)
         self._check_dead_letters(request.topic, policy)
         await self._configure(request.topic, request.subscription, {"failure_policy": policy})
+        told = {name: value.value if isinstance(value, Enum) else value for name, value in asdict(policy).items()}
+        log.info("failure_policy_set", topic=request.topic, subscription=request.subscription, **told)
         return pb.SubscriptionResponse(success=True)
 
     async def get_failure_policy(
@@ -220,6 +228,7 @@ class AdminTopics:
         if not 1 <= window <= WINDOW_MAX:
             raise InvalidRequestError(f"max_unacked_messages {window} must be from 1 to {WINDOW_MAX}")
         await self._configure(request.topic, request.subscription, {"window": window})
+        log.info("window_set", topic=request.topic, subscription=request.subscription, window=window)
         return pb.SubscriptionResponse(success=True)
 
     async def get_dispatch_config(

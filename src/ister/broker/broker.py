@@ -18,18 +18,19 @@ from ister.broker import ids
 from ister.broker.following import Following
 from ister.broker.holding import Holding
 from ister.broker.letters import letter_message
+from ister.broker.opening import Opened, open_stored
 from ister.broker.pipelines import Pipelines
 from ister.broker.read_only import refuse
 from ister.broker.records import NamespaceRecord, Records, SubscriptionRecord, TopicRecord
+from ister.broker.recovering import recover
 from ister.broker.settings import NAMESPACES
-from ister.broker.storage_policies import apply_storage_policies
+from ister.broker.storage_policies import apply_storage_policies, require_table
 from ister.broker.subscription import ReliableSubscription
 from ister.broker.sweeping import sweep
 from ister.broker.topic import Topic
 from ister.config.policies import Policies, merge
 from ister.core.errors import (
     AlreadyExistsError,
-    BusyError,
     DrainingError,
     InvalidRequestError,
     IsterError,
@@ -41,7 +42,6 @@ from ister.core.names import TopicName, partition_of
 from ister.core.schemas import TopicSchema
 from ister.ports.clock import SystemClock
 from ister.storage.lake_factory import LakeStorageFactory
-from ister.storage.lake_storage import LakeStorage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ister.broker.schema_store import SchemaStore
     from ister.broker.settings import BrokerSettings
     from ister.broker.stream import Consumer
-    from ister.broker.topic import Stored, Subscription
+    from ister.broker.topic import Subscription
     from ister.config.policies import CompletePolicies
     from ister.core.dispatch import DeadLetter
     from ister.core.failure import FailurePolicy
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 NAMESPACE_CHARS_MAX = 200
+CLOSING_S = 1.0
+"""What of a drain is kept for closing the logs, behind the uploads: a store that hangs takes all the time it is given."""
 
 
 class Broker:
@@ -97,6 +99,8 @@ class Broker:
             self.following = Following(self, factory, self.holding)
         self._clock = clock or SystemClock()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._setting = asyncio.Lock()
+        """Held from the look at what others say to the writing of what someone says, of policies."""
         self._making: set[TopicName] = set()
         self._topic_parts: dict[int, set[str]] = {}
         self._partitions: dict[TopicName, dict[int, str]] = {}
@@ -110,32 +114,16 @@ class Broker:
         self.namespaces = await self.records.namespaces()
         await self.pipelines.load()
         if self.following is None:
-            await self._recover()
+            await recover(self)
         else:
             await self.following.refresh()
         self._sweeping = asyncio.create_task(sweep(self))
-        log.info("broker_recovered", topics=len(self.topics), consumers=len(self.consumers))
-
-    async def _recover(self) -> None:
-        for namespace in (*NAMESPACES, *self.settings.bootstrap_namespaces):
-            await self._ensure_namespace(namespace)
-        known = await self.records.topics()
-        subscriptions = await self.records.subscriptions()
-        stored = {*await self.factory.start(), *self.factory.problems}
-        for name in sorted({*known, *stored}):
-            record = known.get(name)
-            if record is None:
-                # A log that another tool made, or whose record a crash kept from being written.
-                record = TopicRecord(reliable=True)
-                await self._ensure_namespace(name.namespace)
-                await self.records.save_topic(name, record)
-            if record.deleting:
-                try:
-                    await self._remove(name, reliable=record.reliable)
-                except IsterError as error:
-                    log.warning("topic_not_removed", topic=str(name), cause=str(error))
-                continue
-            await self.host(name, record, subscriptions.get(name, {}))
+        log.info(
+            "broker_recovered",
+            cluster_name=self.settings.cluster_name,
+            topics=len(self.topics),
+            consumers=len(self.consumers),
+        )
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing more, end every stream, save every cursor, and close every topic; uploads get what time is left."""
@@ -155,33 +143,18 @@ class Broker:
                 log.error("cursors_not_saved", cause=str(result))
         if self.holding is not None:
             await self.holding.close()
-        await self.factory.shutdown(max(0.0, ends - self._loop.time()))
+        closing_s = min(CLOSING_S, timeout_s / 5)
+        await self.factory.shutdown(max(0.0, ends - closing_s - self._loop.time()))
 
     async def host(
         self, name: TopicName, record: TopicRecord, subscriptions: Mapping[str, SubscriptionRecord]
     ) -> Topic:
         """Open a topic that is known, with its subscriptions."""
         policies = self.effective(name, record)
-        storage: Stored | None = None
-        problem: IsterError | None = None
-        cursors: Mapping[str, int] = {}
-        ghosts: list[str] = []
-        try:
-            if record.reliable:
-                storage = await self.factory.for_topic(name)
-                await self._apply_to(storage, name, policies)
-                if not isinstance(storage, LakeStorage) and (subscriptions or policies.retention_policy != "none"):
-                    cursors = await storage.cursors()
-                    # A crash while it was being made or removed; it would hold retention back for ever.
-                    ghosts = [found for found in cursors if found not in subscriptions]
-                    for ghost in ghosts if self.holding is None else ():
-                        await storage.forget_cursor(ghost)
-        except IsterError as error:
-            problem = error
-        except OSError as error:
-            problem = BusyError(error.strerror or "the disk refused")
-        if problem is not None:
-            log.error("topic_has_problem", topic=str(name), cause=str(problem))
+        opened = Opened()
+        if record.reliable:
+            opened = await open_stored(self.factory, name, policies, subscriptions, alone=self.holding is None)
+        storage, problem = opened.storage, opened.problem
         topic = Topic(name, record, policies, self.settings, self, storage=storage, problem=problem)
         for subscription, sub in subscriptions.items():
             if not sub.made or problem is not None:
@@ -190,15 +163,15 @@ class Broker:
             if self.holding is not None and record.reliable:
                 self.holding.know(topic, subscription, sub)
                 continue
-            cursor = cursors.get(subscription)
+            cursor = opened.cursors.get(subscription)
             if cursor is None and storage is not None:
                 cursor = storage.start_offset
                 log.warning("cursor_missing", topic=str(name), subscription=subscription, cursor=cursor)
-            opened = topic.open_subscription(subscription, sub, cursor or 0)
-            for consumer in opened.consumers.values():
-                self.consumers[consumer.id] = (topic, opened, consumer)
+            served = topic.open_subscription(subscription, sub, cursor or 0)
+            for consumer in served.consumers.values():
+                self.consumers[consumer.id] = (topic, served, consumer)
         if self.holding is not None:
-            await self.holding.drop_ghosts(topic, ghosts)
+            await self.holding.drop_ghosts(topic, opened.ghosts)
         self.topics[topic.text] = topic
         part = ids.topic_part(topic.text)
         self._topic_parts.setdefault(part, set()).add(topic.text)
@@ -341,7 +314,7 @@ class Broker:
         topic.record = record
         topic.close(NotFoundError(f"topic {topic.text} was deleted"))
         self._forget_consumers_of(topic)
-        await self._remove(topic.name, reliable=topic.reliable)
+        await self.remove_stored(topic.name, reliable=topic.reliable)
         if self.holding is not None:
             for name in list(topic.subscriptions):
                 await self.holding.give_up(topic, name)
@@ -368,7 +341,7 @@ class Broker:
             for consumer in subscription.consumers.values():
                 self.consumers.pop(consumer.id, None)
 
-    async def _remove(self, name: TopicName, *, reliable: bool) -> None:
+    async def remove_stored(self, name: TopicName, *, reliable: bool) -> None:
         """Remove all that is kept of a topic that is to be deleted."""
         if reliable:
             with suppress(UnknownTopicError):  # an earlier try has come so far
@@ -379,7 +352,7 @@ class Broker:
     async def set_topic_policies(self, name: TopicName, policies: Policies) -> None:
         """Give a topic other policies, at once and for ever."""
         self._check_policies(policies)
-        async with self.changing(name):
+        async with self.changing(name), self._setting:
             topic = self.topic(str(name))
             record = topic.record.model_copy(update={"policies": policies})
             await self._apply(topic, record)
@@ -388,15 +361,11 @@ class Broker:
     async def _apply(self, topic: Topic, record: TopicRecord) -> None:
         policies = self.effective(topic.name, record)
         if topic.reliable:
-            await self._apply_to(topic.stored, topic.name, policies)
+            require_table(policies, f"topic {topic.text}")
+            await apply_storage_policies(self.factory, topic.name, topic.stored, policies)
         await self.records.save_topic(topic.name, record)
         topic.record = record
         topic.set_policies(policies)
-
-    async def _apply_to(self, storage: Stored, name: TopicName, policies: CompletePolicies) -> None:
-        """Bring a storage to what policies say; one that is only read is its owner's business."""
-        if not isinstance(self.factory, LakeStorageFactory) and not isinstance(storage, LakeStorage):
-            await apply_storage_policies(self.factory, name, storage, policies)
 
     # --- what the schema registry asks (broker/schemas.TopicSchemas) ---------------------------------------------------
 
@@ -428,7 +397,7 @@ class Broker:
         check_namespace(namespace)
         if namespace in self.namespaces:
             raise AlreadyExistsError(f"namespace {namespace} exists already")
-        await self._ensure_namespace(namespace)
+        await self.ensure_namespace(namespace)
         log.info("namespace_created", namespace=namespace)
 
     async def delete_namespace(self, namespace: str) -> None:
@@ -473,8 +442,14 @@ class Broker:
         self.namespace(namespace)
         self._check_policies(policies)
         record = NamespaceRecord(policies=policies)
-        await self.records.save_namespace(namespace, record)
-        self.namespaces[namespace] = record
+        async with self._setting:
+            require_table(merge(policies, Policies(), self.settings.policies), f"namespace {namespace}")
+            for topic in self.topics_of(namespace):
+                if topic.reliable:
+                    merged = merge(policies, topic.record.policies, self.settings.policies)
+                    require_table(merged, f"topic {topic.text}")
+            await self.records.save_namespace(namespace, record)
+            self.namespaces[namespace] = record
         log.info("namespace_policies_set", namespace=namespace, policies=policies.to_json())
         for topic in self.topics_of(namespace):
             async with self.changing(topic.name):
@@ -483,22 +458,21 @@ class Broker:
                 effective = self.effective(topic.name, topic.record)
                 try:
                     if topic.reliable:
-                        await self._apply_to(topic.stored, topic.name, effective)
+                        await apply_storage_policies(self.factory, topic.name, topic.stored, effective)
                 except IsterError as error:
                     # It takes no messages now, and gets its policies when it is opened again.
                     log.warning("policies_not_applied", topic=topic.text, cause=str(error))
                 topic.set_policies(effective)
 
     def _check_policies(self, policies: Policies) -> None:
-        """Refuse what this broker could not keep."""
+        """Refuse what this broker could not keep, whatever else is said."""
         if isinstance(self.factory, LakeStorageFactory):
             refuse()
         if policies.ack_level == "cloud" and not self.factory.config.upload.enabled:
             raise PreconditionError("ack_level cloud needs the uploader; enable wal_cloud.uploader")
-        if policies.ack_level == "lake" and policies.lake is False:
-            raise PreconditionError("ack_level lake needs a table; lake=false says that there is none")
 
-    async def _ensure_namespace(self, namespace: str) -> None:
+    async def ensure_namespace(self, namespace: str) -> None:
+        """Make a namespace that is not there yet."""
         check_namespace(namespace)
         if namespace not in self.namespaces:
             record = NamespaceRecord()

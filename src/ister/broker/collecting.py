@@ -23,8 +23,13 @@ class Collecting:
         self._began = 0.0
         self._left = TIMES_MAX
 
+    def pause(self) -> None:
+        """Collect nothing until `start`: what starting makes stays, and walking over it was a fifth of its time."""
+        gc.disable()
+
     def start(self) -> None:
         """Collect, and set aside what is left."""
+        gc.enable()
         gc.collect()
         gc.freeze()
         give_back()
@@ -32,7 +37,9 @@ class Collecting:
 
     def stop(self) -> None:
         """Leave the collector alone."""
-        gc.callbacks.remove(self._collected)
+        gc.enable()
+        if self._collected in gc.callbacks:
+            gc.callbacks.remove(self._collected)
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
         if info["generation"] < 2:  # the oldest; the others are short

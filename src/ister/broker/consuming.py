@@ -146,6 +146,8 @@ class Consuming:
             subscription.record = changed
             if record.kind is not kind:
                 _change_type(subscription, changed)
+                log.info("subscription_type_changed", topic=topic.text, subscription=subscription.name,
+                         before=record.kind.name, type=kind.name)  # fmt: skip
         known = subscription.consumers.get(name)
         consumer = subscription.join(ids.consumer_id(topic.text, subscription.name, name), name, filters)
         broker.consumers[consumer.id] = (topic, subscription, consumer)

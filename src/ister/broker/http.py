@@ -183,7 +183,8 @@ class HttpServer:
         assert task is not None, "a connection is a task"
         writer.transport.set_write_buffer_limits(0)  # drain then means that the kernel has it all
         if self._stopping or (len(self._connections) >= self._limits.connections and not self._make_room()):
-            writer.write(_head(_plain(HTTPStatus.SERVICE_UNAVAILABLE)))
+            refusal = _plain(HTTPStatus.SERVICE_UNAVAILABLE)
+            writer.writelines([_head(refusal), *refusal.body])
             writer.close()
             return
         self._connections.add(task)

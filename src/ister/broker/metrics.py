@@ -250,7 +250,8 @@ class _Once(Collector):
         """Read them."""
         broker, lag = self._broker, self._lag
         state = broker.readiness()
-        yield InfoMetricFamily("ister_broker", "Which Ister this is.", {"version": __version__})
+        about = {"version": __version__, "cluster_name": broker.cluster_name}
+        yield InfoMetricFamily("ister_broker", "Which Ister this is.", about)
         yield GaugeMetricFamily("ister_broker_ready", "1 if clients should come here.", int(state.ready))
         yield GaugeMetricFamily("ister_broker_draining", "1 if it is about to stop.", int(state.draining))
         yield GaugeMetricFamily("danube_broker_topics_owned", "Topics open.", state.topics)

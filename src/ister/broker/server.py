@@ -76,18 +76,26 @@ class Listening:
     metrics_url: str | None
     topics: int
     problems: Mapping[str, str] = field(default_factory=dict)
+    has_pipeline: Callable[[], bool] = lambda: False
+    """Tells whether a pipeline is at work now."""
 
 
 class Serving:
     """A broker with its ports: starting, serving, draining."""
 
     def __init__(
-        self, broker: Broker, ports: Ports, validation: Validation, table_reads: TableCounters | None = None
+        self,
+        broker: Broker,
+        ports: Ports,
+        producing: Producing,
+        validation: Validation,
+        table_reads: TableCounters | None = None,
     ) -> None:
         self.broker = broker
+        self.cluster_name = broker.settings.cluster_name
         self.rpcs: dict[tuple[str, str], int] = {}
         self.sync_seconds = broker.factory.sync_seconds
-        self.send_ms = None
+        self.send_ms = producing.send_ms
         self.schema_checks = validation.counters
         self.table_reads = table_reads
         self._ports = ports
@@ -138,6 +146,9 @@ class Serving:
                 await http.start(ports.host, ports.metrics)
                 stack.push_async_callback(http.stop)
                 metrics_url = f"http://{_shown(ports.host)}:{http.port}"
+            collecting = Collecting()
+            stack.callback(collecting.stop)
+            collecting.pause()
             await self.broker.start()
             self._missing = ["ports"]
             try:
@@ -147,14 +158,13 @@ class Serving:
                 if announce is not None:
                     await announce(self.broker.url)
                 self._missing = []
-                collecting = Collecting()
                 collecting.start()
-                stack.callback(collecting.stop)
                 topics = self.broker.topics.values()
                 problems = {topic.text: str(topic.problem) for topic in topics if topic.problem is not None}
                 admin_url = f"http://{_shown(ports.host)}:{self._admin.port}"
                 self.broker.admin_url, self.broker.metrics_url = admin_url, metrics_url or ""
-                ready(Listening(self.broker.url, admin_url, metrics_url, len(topics), problems))
+                has_pipeline = self.broker.pipelines.has_owner
+                ready(Listening(self.broker.url, admin_url, metrics_url, len(topics), problems, has_pipeline))
                 await stop.wait()
                 log.info("broker_draining")
                 draining()
@@ -222,8 +232,9 @@ async def serve(
     )
     registry = SchemaRegistry(schemas, broker)
     validation = Validation(schemas)
+    producing = Producing(broker, validation)
     data = [
-        Producing(broker, validation).service(),
+        producing.service(),
         Consuming(broker).service(),
         *Discovery(broker).services(),
         *StorageService(broker).services(),
@@ -249,4 +260,4 @@ async def serve(
     announce = None
     if shares_subscriptions and following is None:
         announce = partial(announce_owner, metadata)
-    await Serving(broker, ports, validation, table_reads).run((data, admin), ready, draining, announce)
+    await Serving(broker, ports, producing, validation, table_reads).run((data, admin), ready, draining, announce)

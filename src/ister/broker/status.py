@@ -11,6 +11,7 @@ from typing import Final
 
 from grpc import StatusCode
 
+from ister.broker.pipelines import NotInLakeError
 from ister.cloud.catalog import OtherOwnerError
 from ister.cloud.uploader import NotInCloudError
 from ister.config.problems import ConfigError
@@ -104,11 +105,11 @@ STATUSES: Final[dict[type[IsterError], tuple[StatusCode, str]]] = {
     ),
     errors.CorruptLogError: (
         StatusCode.DATA_LOSS,
-        "the topic's log is damaged{place}; the broker's operator must restore it (`ister verify` says which file)",
+        "the topic's log is damaged{place}; the broker's operator must restore it (`ister wal verify` says which file)",
     ),
     errors.MissingFileError: (
         StatusCode.DATA_LOSS,
-        "a part of the topic's log is missing{place}; the broker's operator must restore it (`ister verify` says which)",
+        "a part of the topic's log is missing{place}; the broker's operator must restore it (`ister wal verify` says which)",
     ),
     errors.CorruptCursorsError: (
         StatusCode.DATA_LOSS,
@@ -163,6 +164,10 @@ STATUSES: Final[dict[type[IsterError], tuple[StatusCode, str]]] = {
     NotInCloudError: (
         StatusCode.UNKNOWN,
         "topic {topic}: all below offset {offset} is in the log, not yet in an object; do not send it again",
+    ),
+    NotInLakeError: (
+        StatusCode.UNKNOWN,
+        "topic {topic}: all below offset {offset} is in the log, not yet in the table; do not send it again",
     ),
 }
 

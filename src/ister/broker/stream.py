@@ -6,9 +6,13 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
+import structlog
+
 if TYPE_CHECKING:
     from ister.core.errors import IsterError
     from ister.core.message import StreamMessage
+
+log = structlog.get_logger()
 
 
 class Stream:
@@ -75,3 +79,12 @@ class Consumer:
     def is_live(self, now: float, grace_s: float) -> bool:
         """Tell whether it has a stream, or had one a moment ago."""
         return self.stream is not None or now - self.left_at < grace_s
+
+
+def tell_promoted(topic: str, subscription: str, before: Consumer | None, now: Consumer | None) -> Consumer | None:
+    """Say when another consumer of a failover subscription takes over; returns who leads, or led last."""
+    if now is None or now is before:
+        return before
+    if before is not None:
+        log.info("consumer_promoted", topic=topic, subscription=subscription, consumer=now.name)
+    return now

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import structlog
 
-from ister.broker.stream import Consumer, Stream
-from ister.core.dispatch import Dispatch
+from ister.broker.stream import Consumer, Stream, tell_promoted
+from ister.core.dispatch import Dispatch, SubscriptionType
 from ister.core.errors import BusyError, IsterError, LogClosedError, OffsetOutOfRangeError
 from ister.core.rate import TokenBucket
 
@@ -79,6 +79,7 @@ class ReliableSubscription:
         self._grace_s = grace_s
         self._loop = asyncio.get_running_loop()
         self._by_id: dict[int, Consumer] = {}
+        self._leading: Consumer | None = None
         self._ahead: list[StreamMessage] = []
         self._ahead_at = 0
         self._hungry: asyncio.Future[None] | None = None
@@ -87,6 +88,8 @@ class ReliableSubscription:
         self._letters: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.TimerHandle | None = None
         self._rate = TokenBucket(rate, self._loop.time())
+        self._resume_at = 0.0
+        """When reading may begin; later than now after a bug."""
         self._dispatch = self._make(cursor)
 
     def _make(self, cursor: int) -> Dispatch:
@@ -158,7 +161,8 @@ class ReliableSubscription:
         self._drop_stream(consumer, now)
         consumer.stream = Stream()
         self._dispatch.connect(consumer.id, now)
-        if self._reading is None:
+        self._tell_promoted()
+        if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read())
         self._settle()
         return consumer.stream
@@ -176,8 +180,15 @@ class ReliableSubscription:
         consumer.left_at = now
         stream.end()
         self._dispatch.disconnect(consumer.id, now)
+        self._tell_promoted()
         if not self.connected():
             self._rest()
+
+    def _tell_promoted(self) -> None:
+        if self.record.kind is SubscriptionType.FAILOVER:
+            active = self._dispatch.active
+            now = None if active is None else self._by_id[active]
+            self._leading = tell_promoted(self._home.text, self.name, self._leading, now)
 
     # --- what consumers and operators say -----------------------------------------------------------------------------
 
@@ -223,6 +234,7 @@ class ReliableSubscription:
             if consumer.stream is not None:
                 consumer.stream.outbox.clear()
                 self._dispatch.connect(consumer.id, now)
+        self._tell_promoted()
         if self.connected():
             self._reading = asyncio.create_task(self._read())
         self._home.cursor_moved()
@@ -305,16 +317,29 @@ class ReliableSubscription:
 
     def _ring(self) -> None:
         self._alarm = None
-        before = self._dispatch.cursor
-        self._dispatch.tick(self._loop.time())
-        if self._dispatch.cursor != before:
-            self._home.cursor_moved()
-        self._settle()
+        try:
+            before = self._dispatch.cursor
+            self._dispatch.tick(self._loop.time())
+            if self._dispatch.cursor != before:
+                self._home.cursor_moved()
+            self._settle()
+        except Exception:  # the root of a timer
+            log.exception("reading_failed", topic=self._home.text, subscription=self.name)
+            self._start_over()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         """Keep a piece of the log at hand, as long as someone listens."""
+        try:
+            await asyncio.sleep(max(0.0, self._resume_at - self._loop.time()))
+            await self._keep_reading()
+        except Exception:  # the root of a task: whoever waits for it would wait for ever
+            log.exception("reading_failed", topic=self._home.text, subscription=self.name)
+            self._reading = None  # it is this task, which ends by itself
+            self._start_over()
+
+    async def _keep_reading(self) -> None:
         dispatch = self._dispatch
         while True:
             try:
@@ -350,6 +375,24 @@ class ReliableSubscription:
         self._reading = None  # it is this task, which ends by itself
         self.close(error)
 
+    def _start_over(self) -> None:
+        """End every stream after a bug, and forget what was decided: whoever comes again begins anew at the cursor.
+
+        Clients come again at once, so reading waits a moment: a bug that stays must not fill the log.
+        """
+        self._rest()
+        now = self._loop.time()
+        self._resume_at = now + RETRY_S
+        self._dispatch = self._make(self._dispatch.cursor)
+        for consumer in self.consumers.values():
+            self._dispatch.join(consumer.id, consumer.filters, now)
+            if consumer.stream is not None:
+                consumer.stream.end(
+                    BusyError("a bug in the broker, whose log says more, has ended this; subscribe again")
+                )
+                consumer.stream = None
+                consumer.left_at = now
+
     async def _read_on(self, reader: Reader) -> None:
         dispatch = self._dispatch
         while True:
@@ -371,6 +414,15 @@ class ReliableSubscription:
             task.add_done_callback(self._letters.discard)
 
     async def _store_letter(self, letter: DeadLetter) -> None:
+        try:
+            await self._try_letter(letter)
+        except Exception:  # the root of a task: its message would wait for ever
+            log.exception(
+                "dead_letter_failed", topic=self._home.text, subscription=self.name, offset=letter.message.offset
+            )
+            self._start_over()
+
+    async def _try_letter(self, letter: DeadLetter) -> None:
         policy = self.record.failure_policy
         assert policy is not None, "only a policy makes dead letters"
         offset = letter.message.offset

@@ -41,6 +41,8 @@ async def sweep(broker: Broker) -> None:
                 return
             except IsterError as error:
                 log.warning("sweep_failed", topic=topic.text, cause=str(error))
+            except Exception:  # the root of a task: the other topics, and the next sweeps, have no part in it
+                log.exception("sweep_failed", topic=topic.text)
 
 
 async def _follow(following: Following) -> None:
@@ -48,6 +50,8 @@ async def _follow(following: Following) -> None:
         await following.refresh()
     except IsterError as error:
         log.warning("following_waits", cause=str(error))
+    except Exception:  # the root of a task, as below
+        log.exception("following_waits")
 
 
 async def _sweep_topic(broker: Broker, topic: Topic, now: float) -> None:

@@ -11,6 +11,7 @@ import structlog
 from ister.broker import ids
 from ister.broker.subscription import ReliableSubscription
 from ister.broker.volatile import VolatileSubscription
+from ister.cloud.uploader import NotInCloudError
 from ister.core.errors import DrainingError, IsterError, LimitError, NotFoundError, PreconditionError
 from ister.core.offsets import StartPosition
 from ister.core.rate import TokenBucket
@@ -204,18 +205,25 @@ class Topic:
             self.check()
         if self._rate.rate and not self._rate.grant(1, self._loop.time()):
             raise LimitError(f"topic {self.text} takes {self._rate.rate} messages a second; send more slowly")
+        if self._storage is None:
+            self._count(message)
+            for subscription in self.subscriptions.values():
+                assert isinstance(subscription, VolatileSubscription), "a topic without storage has no others"
+                subscription.publish(message)
+            return 0
+        try:
+            offset = await self._storage.append_message(message)
+        except NotInCloudError:
+            self._count(message)  # it is in the log all the same
+            raise
+        self._count(message)
+        if self._waits_for_lake:
+            await self._home.wait_in_table(self, offset + 1)
+        return offset
+
+    def _count(self, message: StreamMessage) -> None:
         self.messages_in += 1
         self.bytes_in += len(message.payload)
-        if self._storage is not None:
-            if not self._waits_for_lake:
-                return await self._storage.append_message(message)
-            offset = await self._storage.append_message(message)
-            await self._home.wait_in_table(self, offset + 1)
-            return offset
-        for subscription in self.subscriptions.values():
-            assert isinstance(subscription, VolatileSubscription), "a topic without storage has no others"
-            subscription.publish(message)
-        return 0
 
     async def read_from(self, offset: int) -> Reader:
         """Read from an offset on."""
@@ -238,8 +246,9 @@ class Topic:
             )  # fmt: skip
         else:
             subscription = VolatileSubscription(
-                name, record, queue=settings.non_reliable_queue, grace_s=settings.consumer_grace_s, rate=rate
-            )
+                self.text, name, record,
+                queue=settings.non_reliable_queue, grace_s=settings.consumer_grace_s, rate=rate,
+            )  # fmt: skip
         for consumer, filters in record.consumers.items():
             subscription.join(ids.consumer_id(self.text, name, consumer), consumer, filters)
         self.subscriptions[name] = subscription
@@ -267,21 +276,26 @@ class Topic:
 
     async def _save(self) -> None:
         """Save what survives a power loss; the rest follows once it is synced."""
+        again = True
+        try:
+            again = await self._try_saving()
+        except IsterError as error:
+            log.warning("cursors_not_saved", topic=self.text, cause=str(error))
+        except Exception:  # the root of a task
+            log.exception("cursors_not_saved", topic=self.text)
+        if again:
+            self.cursor_moved()
+
+    async def _try_saving(self) -> bool:
+        """Save what survives a power loss; returns whether there is more."""
         if self._storage is None:
-            return
+            return False
         wanted = self.cursors()
         try:
             saved = await self._storage.save_cursors(wanted)
         except CursorTakenError as error:
-            if not await self._home.cursors_taken(self, error):
-                self.cursor_moved()
-            return
-        except IsterError as error:
-            log.warning("cursors_not_saved", topic=self.text, cause=str(error))
-            self.cursor_moved()
-            return
-        if any(saved.get(name, cursor) < cursor for name, cursor in wanted.items()):
-            self.cursor_moved()
+            return not await self._home.cursors_taken(self, error)
+        return any(saved.get(name, cursor) < cursor for name, cursor in wanted.items())
 
     def release_cursor(self, subscription: str) -> None:
         """Save nothing of a subscription any more, where others may serve it."""

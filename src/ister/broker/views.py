@@ -373,6 +373,11 @@ class BrokerView(Protocol):
     """A broker, starting, serving or draining."""
 
     @property
+    def cluster_name(self) -> str:
+        """What the configuration calls its cluster."""
+        ...
+
+    @property
     def rpcs(self) -> Mapping[tuple[str, str], int]:
         """How many RPCs ended with each code: `("/danube.ProducerService/SendMessage", "OK")` and so on.
 

@@ -6,7 +6,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ister.broker.stream import Consumer, Stream
+from ister.broker.stream import Consumer, Stream, tell_promoted
+from ister.core.dispatch import SubscriptionType
 from ister.core.rate import TokenBucket
 from ister.core.volatile import VolatileDispatch
 
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 class VolatileSubscription:
     """A subscription of a non-reliable topic."""
 
-    def __init__(self, name: str, record: SubscriptionRecord, *, queue: int, grace_s: float, rate: int) -> None:
+    def __init__(
+        self, topic: str, name: str, record: SubscriptionRecord, *, queue: int, grace_s: float, rate: int
+    ) -> None:
         self.name = name
+        self._topic = topic
         self.record = record
         self.consumers: dict[str, Consumer] = {}
         self.delivered = self.delivered_bytes = self.dropped = 0
@@ -30,6 +34,7 @@ class VolatileSubscription:
         self._queue = queue
         self._grace_s = grace_s
         self._by_id: dict[int, Consumer] = {}
+        self._leading: Consumer | None = None
         self._dispatch = VolatileDispatch(record.kind)
         self._rate = TokenBucket(rate, self._loop.time())
         self._delayed: deque[StreamMessage] = deque()
@@ -72,6 +77,7 @@ class VolatileSubscription:
         self._drop_stream(consumer)
         consumer.stream = Stream()
         self._dispatch.connect(consumer.id, consumer.filters)
+        self._tell_promoted()
         while self._early:
             self._deliver(self._early.popleft())
         return consumer.stream
@@ -167,3 +173,10 @@ class VolatileSubscription:
         consumer.left_at = self.empty_since = self._loop.time()
         stream.end()
         self._dispatch.disconnect(consumer.id)
+        self._tell_promoted()
+
+    def _tell_promoted(self) -> None:
+        if self.record.kind is SubscriptionType.FAILOVER:
+            connected = self._dispatch.connected
+            now = self._by_id[connected[0]] if connected else None
+            self._leading = tell_promoted(self._topic, self.name, self._leading, now)

@@ -212,8 +212,9 @@ class OsFiles:
         """Make a directory and its parents, each durable in its own parent."""
         directory = directory.absolute()
         chain = (directory, *directory.parents)
-        self._durable.difference_update([path for path in chain if not path.is_dir()])  # someone may have removed it
-        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        if not directory.is_dir():
+            self._durable.difference_update([path for path in chain if not path.is_dir()])  # someone has removed it
+            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         for path in chain[:-1]:
             if path in self._durable:
                 continue

@@ -1,0 +1,91 @@
+"""Every change of a subscription is one event."""
+
+import asyncio
+
+import pytest
+from admin_parts import AdminWorld
+from broker_parts import EXCLUSIVE, FAILOVER, SHARED, BrokerWorld, until
+from cloud_parts import named, told
+
+from ister.rpc import danube_admin_pb2 as pb
+
+T = "/default/t"
+PLACE = {"topic": T, "subscription": "s", "log_level": "info"}
+
+
+def fields(events, name):
+    return [{key: value for key, value in event.items() if key != "event"} for event in named(events, name)]
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_failure_policy_and_a_window_that_are_set_are_told(tmp_path, made):
+    async def act():
+        async with AdminWorld(tmp_path).asker() as asker:
+            await asker.client.producer(T)
+            if made:
+                await asker.client.subscribe(T)
+            policy = pb.SubscriptionFailurePolicy(
+                max_redelivery_count=3, ack_timeout_ms=1000, poison_policy=0, dead_letter_topic="/default/dead"
+            )
+            window = pb.SubscriptionDispatchConfig(max_unacked_messages=7)
+            with told() as events:
+                await asker.topic("SetSubscriptionFailurePolicy", topic=T, subscription="s", failure_policy=policy)
+                await asker.topic("SetSubscriptionDispatchConfig", topic=T, subscription="s", dispatch_config=window)
+            [event] = fields(events, "failure_policy_set")
+            assert event.items() >= PLACE.items()
+            assert (event["max_redelivery_count"], event["ack_timeout_ms"]) == (3, 1000)
+            assert (event["poison"], event["dead_letter_topic"]) == ("dead_letter", "/default/dead")
+            assert fields(events, "window_set") == [PLACE | {"window": 7}]
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+def test_the_next_in_a_failover_is_told_when_its_turn_comes(tmp_path, reliable):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            await client.producer(T, reliable=reliable)
+            first, second = [await client.subscribe(T, name=name, kind=FAILOVER) for name in ("first", "second")]
+            with told() as events:
+                async with client.receive(first) as leading:
+                    async with client.receive(second):
+                        assert named(events, "consumer_promoted") == [], "the first was nobody's successor"
+                        await leading.stop()
+                        await until(lambda: named(events, "consumer_promoted"))
+                        async with client.receive(first):
+                            pass
+                    async with client.receive(second):
+                        pass
+            assert fields(events, "consumer_promoted") == [PLACE | {"consumer": "second"}], "who comes back is no event"
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+def test_those_who_share_have_no_successor(tmp_path, reliable):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            await client.producer(T, reliable=reliable)
+            consumers = [await client.subscribe(T, name=name, kind=SHARED) for name in "ab"]
+            with told() as events:
+                async with client.receive(consumers[1]), client.receive(consumers[0]):
+                    pass
+                async with client.receive(consumers[0]):
+                    pass
+            assert named(events, "consumer_promoted") == []
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+def test_another_type_is_told(tmp_path, reliable):
+    async def act():
+        async with BrokerWorld(tmp_path).broker(consumer_grace_s=0.0) as client:
+            await client.producer(T, reliable=reliable)
+            await client.subscribe(T, kind=EXCLUSIVE)
+            with told() as events:
+                await client.subscribe(T, kind=EXCLUSIVE)
+                await client.subscribe(T, kind=SHARED)
+            assert fields(events, "subscription_type_changed") == [PLACE | {"before": "EXCLUSIVE", "type": "SHARED"}]
+
+    asyncio.run(act())
