@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,12 @@ from ister.cli.options import (
     YesOption,
 )
 from ister.core.errors import IsterError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ister.cli.topics_purge import TopicTable
+    from ister.rpc.ister_v1_pb2 import TopicDetail
 
 topics = typer.Typer(rich_markup_mode="rich")
 namespaces = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
@@ -179,6 +185,13 @@ def _topics_describe(topic: TopicArgument, *, admin: AdminOption = ADMIN, output
         (topics_remote.show_topics_json if output is Output.JSON else topics_remote.show_topics)(broker, found)
 
 
+def _table_of(file: Path | None, data_dir: Path | None, topic: str, found: "Sequence[TopicDetail]") -> "TopicTable":
+    from ister.cli.config_show import load_or_refuse  # noqa: PLC0415  # seconds, which only --purge need spend
+    from ister.cli.topics_purge import TopicTable  # noqa: PLC0415  # the same
+
+    return TopicTable(load_or_refuse(file, data_dir).config, topic, found)
+
+
 @topics.command("delete", epilog=EXIT_CODES)
 def _topics_delete(
     topic: TopicArgument,
@@ -198,12 +211,10 @@ def _topics_delete(
     Example: ister topics delete /default/orders
     """
     from ister.cli import confirm, remote, topics_remote  # noqa: PLC0415  # gRPC takes its time; --help must not wait
-    from ister.cli.config_show import load_or_refuse  # noqa: PLC0415  # the same
-    from ister.cli.topics_purge import TopicTable  # noqa: PLC0415  # the same
 
     with reporting(), remote.Remote.admin(admin) as broker:
         found = topics_remote.find_topics(broker, topic)
-        table = TopicTable(load_or_refuse(file, data_dir).config, topic, found) if purge else None
+        table = _table_of(file, data_dir, topic, found) if purge else None
         if not yes:
             lost = topics_remote.what_is_lost(topic, found)
             confirm.confirm(lost if table is None else f"{lost} {table.what_is_lost()}")
