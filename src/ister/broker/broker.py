@@ -199,12 +199,11 @@ class Broker:
         return bool(texts)
 
     def sees_consumer(self, number: int) -> bool:
-        """Tell whether a consumer is known, here or where its subscription may be taken up again; it counts as seen."""
+        """Tell whether a consumer is known, and its subscription served here; it counts as seen."""
         found = self.consumers.get(number)
-        if found is None:
-            return self.holding is not None and number in self.holding.absent
-        found[2].seen = self._loop.time()
-        return True
+        if found is not None:
+            found[2].seen = self._loop.time()
+        return found is not None
 
     def partitions(self, name: TopicName) -> list[str]:
         """Return the topic itself, or its partitions in their order, or nothing."""

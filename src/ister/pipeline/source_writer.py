@@ -33,7 +33,7 @@ from ister.pipeline.client import NOT_NOW, BrokerRefusedError, BrokerUnavailable
 from ister.pipeline.source_options import target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
     from google.protobuf.message import Message
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ister.pipeline.source_options import WriteOptions
 
     Answer = TypeVar("Answer", bound=Message)
+    T = TypeVar("T")
 
 MESSAGES_UNDER_WAY = 256
 BYTES_UNDER_WAY = 8 << 20
@@ -50,6 +51,8 @@ CALL_S = 60.0
 PATIENCE_S = 30.0
 """How long a broker may be away before the task fails."""
 RETRY_S = 0.2
+SEND_AGAIN = NOT_NOW | {grpc.StatusCode.NOT_FOUND}
+"""What may go better later; a broker that does not know a producer any more knows it again once it is made again."""
 UINT64 = (1 << 64) - 1
 REFUSED = frozenset(
     {
@@ -224,33 +227,32 @@ class Sender:
         try:
             future.result()
         except grpc.RpcError as error:
-            self._again(message, error)
+            if cast("grpc.Call", error).code() not in SEND_AGAIN:
+                raise self._error(error) from None
+            self._patient(lambda: self._send_again(message), SEND_AGAIN)
 
-    def _again(self, message: StreamMessage, error: grpc.RpcError) -> None:
+    def _send_again(self, message: StreamMessage) -> None:
+        """Send a message by its producer made again, which a broker that forgot it needs; it makes nothing twice."""
+        message.msg_id.producer_id = self._create(message.msg_id.topic_name)
+        self._send(message, timeout=CALL_S)
+
+    def _patient(self, act: Callable[[], T], later: frozenset[grpc.StatusCode] = NOT_NOW) -> T:
+        """Do something, again and again as long as the broker cannot now: one that is away is waited for."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            code = cast("grpc.Call", error).code()
-            # A broker that forgot the producer knows it again once it is made again; it makes nothing twice.
-            if code not in NOT_NOW | {grpc.StatusCode.NOT_FOUND} or time.monotonic() > deadline:
-                raise self._error(error) from None
-            time.sleep(RETRY_S)
             try:
-                message.msg_id.producer_id = self._create(message.msg_id.topic_name)
-                self._send(message, timeout=CALL_S)
-            except grpc.RpcError as once_more:
-                error = once_more
-            else:
-                return
+                return act()
+            except grpc.RpcError as error:
+                if cast("grpc.Call", error).code() not in later or time.monotonic() > deadline:
+                    raise self._error(error) from None
+            time.sleep(RETRY_S)
 
     def _message(self, row: MessageRow) -> StreamMessage:
         if not self._topics:
-            self._topics = self._ask_partitions()
+            self._topics = self._patient(self._ask_partitions)
         topic = self._route(row.routing_key)
         if topic not in self._producers:
-            try:
-                self._producers[topic] = self._create(topic)
-            except grpc.RpcError as error:
-                raise self._error(error) from None
+            self._producers[topic] = self._patient(lambda: self._create(topic))
         now_ms = int(time.time() * 1000)
         return StreamMessage(
             request_id=next(self._requests),
@@ -274,10 +276,7 @@ class Sender:
 
     def _ask_partitions(self) -> list[str]:
         request = TopicLookupRequest(request_id=next(self._requests), topic=self._options.topic)
-        try:
-            found = self._ask("/danube.Discovery/TopicPartitions", request, TopicPartitionsResponse)
-        except grpc.RpcError as error:
-            raise self._error(error) from None
+        found = self._ask("/danube.Discovery/TopicPartitions", request, TopicPartitionsResponse)
         return sorted(found.partitions, key=_number) or [self._options.topic]
 
     def _create(self, topic: str) -> int:
