@@ -220,7 +220,7 @@ class Maintenance(Section):
     )
     keep_snapshots: int = setting(
         "Snapshots of a table that maintenance keeps at least, whatever their age; more make every commit slower, and so the "
-        "pipeline itself keeps 90 to 100.",
+        "pipeline itself keeps 90 to 96.",
         default=50,
         ge=1,
         le=90,

@@ -48,9 +48,12 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
-SNAPSHOTS_MAX = 100
+SNAPSHOTS_MAX = 96
 SNAPSHOTS_KEPT = 90
-"""When there would be more than the most, the oldest are let go until so many are left."""
+"""When there would be more than the most, the oldest are let go until so many are left.
+
+A table has a hundred at most: the procedures of maintenance add a few between two commits of ours.
+"""
 GRACE_MS = 3_600_000
 """How long files that a rewrite took out of the table stay reachable, for queries that began before; unless told."""
 
