@@ -37,6 +37,7 @@ from ister.broker.v1_admin import V1Admin
 from ister.broker.v1_storage import V1Storage
 from ister.broker.validation import Validation
 from ister.broker.views import Readiness
+from ister.config.forms import reachable_host
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -145,7 +146,7 @@ class Serving:
                 http = HttpServer(routes(self, metrics))
                 await http.start(ports.host, ports.metrics)
                 stack.push_async_callback(http.stop)
-                metrics_url = f"http://{_shown(ports.host)}:{http.port}"
+                metrics_url = f"http://{reachable_host(ports.host)}:{http.port}"
             collecting = Collecting()
             stack.callback(collecting.stop)
             collecting.pause()
@@ -153,7 +154,7 @@ class Serving:
             self._missing = ["ports"]
             try:
                 self._data = await self._listen(services[0], ports.broker)
-                self.broker.url = self.broker.url or f"http://{_shown(ports.host)}:{self._data.port}"
+                self.broker.url = self.broker.url or f"http://{reachable_host(ports.host)}:{self._data.port}"
                 self._admin = await self._listen(services[1], ports.admin)
                 if announce is not None:
                     await announce(self.broker.url)
@@ -161,7 +162,7 @@ class Serving:
                 collecting.start()
                 topics = self.broker.topics.values()
                 problems = {topic.text: str(topic.problem) for topic in topics if topic.problem is not None}
-                admin_url = f"http://{_shown(ports.host)}:{self._admin.port}"
+                admin_url = f"http://{reachable_host(ports.host)}:{self._admin.port}"
                 self.broker.admin_url, self.broker.metrics_url = admin_url, metrics_url or ""
                 has_pipeline = self.broker.pipelines.has_owner
                 ready(Listening(self.broker.url, admin_url, metrics_url, len(topics), problems, has_pipeline))
@@ -199,13 +200,6 @@ class Serving:
         left_s = self._ports.drain_timeout_s - (loop.time() - began)
         await self.broker.drain(left_s)
         log.info("broker_stopped", seconds=round(loop.time() - began, 3))
-
-
-def _shown(host: str) -> str:
-    """Return a host as clients can use it: one that means every address is told as this machine's own."""
-    if host in {"0.0.0.0", "::"}:  # noqa: S104  # it is not bound here, only recognised
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
 
 
 async def serve(

@@ -6,6 +6,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ister.config.forms import EVERYWHERE
 from ister.config.load import FROM_DATA_DIR
 from ister.config.problems import Problem
 from ister.config.values import values
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 UPLOADS_BEFORE_DELETION_MIN = 4
 """Local files should outlive this many upload cycles, so that a store may be down for a while."""
-
-
-_EVERYWHERE = {"0.0.0.0", "::"}  # noqa: S104  # compared, not bound
 
 
 def advice(loaded: Loaded) -> list[Problem]:
@@ -47,7 +45,7 @@ def _listening(loaded: Loaded) -> Iterator[tuple[str, str]]:
         "broker_host",
         "everyone who can reach this address may use the broker, as there is no authentication yet; guard it by a firewall",
     )
-    if config.broker_host in _EVERYWHERE and config.advertised_listeners.broker_url is None:
+    if config.broker_host in EVERYWHERE and config.advertised_listeners.broker_url is None:
         yield (
             "broker_host",
             "clients on other machines would be told to connect to their own; give advertised_listeners.broker_url",

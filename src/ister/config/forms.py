@@ -11,6 +11,9 @@ BACKENDS = ("s3", "gcs", "azblob", "fs", "memory")
 UNUSABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 """Control characters, and halves of characters that stand for bytes which are no text."""
 
+EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104  # compared, not bound
+"""Hosts to listen on that mean every address of this machine."""
+
 _OTHER_NAMES = {"azure": "azblob", "gs": "gcs", "file": "fs", "local": "fs", "mem": "memory", "minio": "s3"}
 _SCHEMES = {"s3": ("s3://",), "gcs": ("gcs://", "gs://"), "azblob": ("",)}
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
@@ -229,3 +232,10 @@ def warehouse(text: str) -> str:
 def looks_secret(key: str, value: str = "") -> bool:
     """Tell whether an option of a store must not be shown: by its key, or because it is an address with a password."""
     return _LOOKS_SECRET.search(key) is not None or re.search(r"://[^/\s]*@", value) is not None
+
+
+def reachable_host(host: str) -> str:
+    """Return a host to listen on as clients can use it: one that means every address is told as this machine's own."""
+    if host in EVERYWHERE:
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

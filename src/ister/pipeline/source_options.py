@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ister.config import load
-from ister.config.forms import listener
+from ister.config.forms import listener, reachable_host
 from ister.config.problems import nearest
 from ister.core.errors import ClientError, InvalidNameError
 from ister.core.names import TopicName
@@ -47,7 +47,6 @@ USES = {
 """Every option, and where it may be given."""
 BY_LOWER = {name.lower(): name for name in USES}
 """Spark gives the names of options in lower case."""
-ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104  # compared, not bound
 KAFKA_WORDS = {
     "subscribe": "use topic",
     "subscribepattern": "use topic; one query reads one topic",
@@ -180,8 +179,7 @@ def _address_in(path: str) -> str:
         return told
     if not config.broker_port:
         raise InvalidOptionError("broker", f"is missing, and {path} leaves the port to chance (broker_port: 0)")
-    host = "127.0.0.1" if config.broker_host in ANY_HOST else config.broker_host
-    return f"http://[{host}]:{config.broker_port}" if ":" in host else f"http://{host}:{config.broker_port}"
+    return f"http://{reachable_host(config.broker_host)}:{config.broker_port}"
 
 
 def _broker(options: Mapping[str, str]) -> str:
