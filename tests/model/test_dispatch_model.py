@@ -101,6 +101,12 @@ class Subscription(RuleBasedStateMachine):
         done["message"] += len(fed)
 
     @rule(pick=picks)
+    def drain(self, pick):
+        writing = [person.id for person in self.witness.connected if person.writing is not None]
+        if writing:
+            self.witness.drain(writing[pick % len(writing)])
+
+    @rule(pick=picks)
     def ack(self, pick):
         offset = self.some("out", pick)
         if offset is not None:

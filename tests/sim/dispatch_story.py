@@ -46,6 +46,7 @@ class Story:
         self.received = []  # (consumer, offset) in the hands of someone, perhaps of someone dead
         self.counts = Counter()
         self.acts = [self.publish] * 6 + [self.read] * 8 + [self.answer] * 14 + [self.wait] * 6
+        self.acts += [self.drain] * 10
         self.acts += [self.die] * 3 + [self.come] * 6 + [self.join] * 2 + [self.leave, self.configure, self.set_policy]
         self.acts += [self.answer_late] * 2 + [self.save] * 2 + [self.expire, self.crash]
 
@@ -88,6 +89,12 @@ class Story:
         messages = self.topic[start - self.begin :][:room]
         if messages:
             self.witness.feed(messages)
+
+    def drain(self):
+        writing = [person for person in self.witness.connected if person.writing is not None]
+        if writing:
+            self.counts["a stalled consumer went on"] += (person := self.rng.choice(writing)).stalled
+            self.witness.drain(person.id)
 
     def answer(self):
         held = [n for n in self.witness.notes.values() if n.state == "out"]
@@ -181,6 +188,9 @@ class Story:
             if witness.machine.cursor == self.end:
                 return
             self.read()
+            for person in witness.connected:
+                while person.writing is not None:
+                    witness.drain(person.id)
             out = witness.in_state("out")
             for note in out[: self.rng.randint(1, 3)]:
                 witness.ack(note.offset)

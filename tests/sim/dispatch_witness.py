@@ -17,13 +17,16 @@ ONE_AT_A_TIME = {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
 
 @dataclass(eq=False)
 class Person:
-    """A consumer."""
+    """A consumer, and its connection: what waits in it, and the one message that it is writing."""
 
     id: int
     place: int
     filters: tuple[str, ...]
     since: float
     connected: bool = False
+    stalled: bool = False
+    outbox: list[int] = field(default_factory=list)
+    writing: int | None = None
 
 
 @dataclass(eq=False)
@@ -35,7 +38,8 @@ class Note:
     size: int
     state: str = "waiting"
     to: int = 0
-    sent: float = 0.0
+    since: float = 0.0
+    sent: bool = False
     turn: int = 0
     deliveries: int = 0
     failures: int = 0
@@ -115,7 +119,8 @@ class Witness:
         elif self.kind in ONE_AT_A_TIME and self.now - self.away[number] > self.grace_s:
             self.places += 1
             person.place = self.places
-        person.connected, person.since = True, self.now
+        person.connected, person.since, person.stalled = True, self.now, False
+        person.outbox, person.writing = [], None
         self.active = self.active or person
         self.look()
 
@@ -149,6 +154,18 @@ class Witness:
         for each in messages:
             self.notes[self.end] = Note(self.end, each.routing_key, len(each.payload))
             self.end += 1
+        self.look()
+
+    def drain(self, number):
+        """A connection has taken the message that it was writing."""
+        person = self.people[number]
+        offset, person.writing = person.writing, None
+        assert self.machine.sent(number, offset, self.now) == person.stalled, "who is stalled"
+        note = self.notes.get(offset)
+        if note is not None and note.state == "out" and note.to == number:
+            self.turns += 1
+            note.since, note.sent, note.turn = self.now, True, self.turns
+        person.stalled = False
         self.look()
 
     def skip_to(self, offset):
@@ -195,8 +212,16 @@ class Witness:
         self.machine.tick(now)
         timeout_s = self.policy.ack_timeout_ms / 1000
         for note in sorted(self.in_state("out"), key=lambda note: note.turn):
-            if timeout_s and note.sent + timeout_s <= now:
+            if not timeout_s or note.since + timeout_s > now:
+                continue
+            if note.sent:
                 self._fail(note, 0, "ack timeout")
+            elif self.kind is SubscriptionType.SHARED and len(self.connected) > 1:
+                note.state, note.at = "retry", None
+                self.people[note.to].stalled = True
+            else:
+                self.turns += 1
+                note.since, note.turn = now, self.turns
         for note in self.notes.values():
             if note.at is not None and note.at <= now:
                 note.at = None
@@ -269,17 +294,32 @@ class Witness:
         assert told == sorted((n.offset, n.deliveries, n.reason) for n in offered), "wrong dead letters"
         for note in offered:
             note.letter = "taken"
+        self._write(deliveries)
         self._check_places(before)
         self._check_due(patience)
         self._check_room()
         return deliveries
+
+    def _write(self, deliveries):
+        """Let every connection that writes nothing begin with the next message that is still wanted."""
+        for delivery in deliveries:
+            self.people[delivery.consumer].outbox.append(delivery.message.offset)
+        for person in self.connected:
+            while person.writing is None and person.outbox:
+                offset = person.outbox.pop(0)
+                note = self.notes.get(offset)
+                wanted = note is not None and note.state == "out" and note.to == person.id and not note.sent
+                assert self.machine.wants(person.id, offset) == wanted, f"whether {offset} is still to be sent"
+                if wanted:
+                    person.writing = offset
+            assert not person.stalled or person.writing is not None, "nothing would ever wake it"
 
     def _note_delivery(self, note, number):
         person = self.people[number]
         if not self.held_by(number):
             person.since = self.now
         self.turns += 1
-        note.state, note.to, note.sent, note.turn = "out", number, self.now, self.turns
+        note.state, note.to, note.since, note.sent, note.turn = "out", number, self.now, False, self.turns
         note.deliveries += 1
 
     def _fits(self, note):
@@ -309,6 +349,8 @@ class Witness:
         behind = [p for p in connected if p.place > self.served]
         ahead = [p for p in connected if p.place <= self.served]
         for person in behind + ahead:
+            if person.stalled:
+                continue
             holds = len(self.held_by(person.id))
             if holds >= max(1, self.window // len(connected)):
                 if self.now >= person.since + QUIET_S:
@@ -402,7 +444,7 @@ class Witness:
     def _check_due(self, patience):
         times = [note.at for note in self.notes.values() if note.at is not None]
         if self.policy.ack_timeout_ms:
-            times += [note.sent + self.policy.ack_timeout_ms / 1000 for note in self.in_state("out")]
+            times += [note.since + self.policy.ack_timeout_ms / 1000 for note in self.in_state("out")]
         if patience is not None:
             times.append(patience)
         assert self.machine.due == min(times, default=None), "due at another time"

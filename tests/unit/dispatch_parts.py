@@ -29,12 +29,20 @@ def machine(kind, consumers=(1,), *, fed=0, cursor=0, window=10, grace_s=10.0, *
     return dispatch
 
 
+def take(dispatch):
+    """What is handed out, all of which the consumers' connections take at once."""
+    deliveries = dispatch.take()
+    for delivery in deliveries:
+        dispatch.sent(delivery.consumer, delivery.message.offset, T0)
+    return deliveries
+
+
 def offsets(dispatch):
-    return [delivery.message.offset for delivery in dispatch.take()]
+    return [delivery.message.offset for delivery in take(dispatch)]
 
 
 def pairs(dispatch):
-    return [(delivery.consumer, delivery.message.offset) for delivery in dispatch.take()]
+    return [(delivery.consumer, delivery.message.offset) for delivery in take(dispatch)]
 
 
 def letters(dispatch):

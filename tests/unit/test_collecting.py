@@ -1,9 +1,6 @@
 """What stays is walked over once more at most, and only so often."""
 
-import ctypes
 import gc
-import subprocess
-import sys
 
 import pytest
 
@@ -64,28 +61,3 @@ def test_after_the_stop_nobody_listens():
     one.stop()
     assert one._collected not in gc.callbacks
     gc.unfreeze()
-
-
-@pytest.mark.skipif(
-    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this machine's C library cannot give memory back"
-)
-def test_memory_that_a_start_left_in_holes_is_given_back():
-    asked = """
-import re
-from pathlib import Path
-from ister.broker.collecting import give_back
-
-def mb():
-    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1000
-
-before = mb()
-blocks = [bytes(3000) for _ in range(30_000)]
-del blocks[1:-1]  # the last one keeps the heap from shrinking by itself
-held = mb() - before
-give_back()
-print(held, mb() - before)
-"""
-    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    held, kept = map(float, said.stdout.split())
-    assert held > 60, "there was nothing to give back"
-    assert kept < held / 2

@@ -1,7 +1,20 @@
 """What a failure leads to: delays, timeouts, poison, dead letters, changed policies."""
 
 import pytest
-from dispatch_parts import EXCLUSIVE, KEY_SHARED, SHARED, T0, keyed, letters, machine, messages, offsets
+from dispatch_parts import (
+    EXCLUSIVE,
+    FAILOVER,
+    KEY_SHARED,
+    SHARED,
+    T0,
+    keyed,
+    letters,
+    machine,
+    messages,
+    offsets,
+    pairs,
+    take,
+)
 
 from ister.core.dispatch import Backoff, FailurePolicy, Poison
 from ister.core.dispatch_timers import Timers
@@ -46,13 +59,13 @@ def test_the_defaults_are_those_of_the_protocol():
 
 def test_a_nacked_message_comes_again_after_its_delay_with_a_higher_attempt():
     dispatch = machine(EXCLUSIVE, fed=2)
-    assert [d.attempt for d in dispatch.take()] == [1, 1]
+    assert [d.attempt for d in take(dispatch)] == [1, 1]
     assert dispatch.nack(0, 0, "bad", T0)
     assert dispatch.due == T0 + 1
     dispatch.tick(T0 + 0.999)
-    assert dispatch.take() == []
+    assert take(dispatch) == []
     dispatch.tick(T0 + 1)
-    assert [(d.message.offset, d.attempt) for d in dispatch.take()] == [(0, 2)]
+    assert [(d.message.offset, d.attempt) for d in take(dispatch)] == [(0, 2)]
 
 
 def test_delays_double_to_the_millisecond_up_to_the_most_unless_a_longer_one_is_asked_for():
@@ -83,7 +96,7 @@ def test_a_message_that_waits_for_its_next_try_takes_no_slot_of_the_window():
 
 def test_a_delivery_that_is_not_answered_in_time_fails_by_ack_timeout():
     dispatch = machine(EXCLUSIVE, fed=1, max_redelivery_count=0, poison=Poison.DEAD_LETTER)
-    dispatch.take()
+    take(dispatch)
     assert dispatch.due == T0 + 30
     dispatch.tick(T0 + 29.9)
     assert letters(dispatch) == []
@@ -91,9 +104,64 @@ def test_a_delivery_that_is_not_answered_in_time_fails_by_ack_timeout():
     assert [(letter.attempt, letter.reason) for letter in dispatch.take_dead_letters()] == [(1, "ack timeout")]
 
 
+def test_the_time_for_an_answer_begins_when_the_connection_has_taken_the_message():
+    dispatch = machine(EXCLUSIVE, fed=1)
+    dispatch.take()
+    dispatch.sent(1, 0, T0 + 20)
+    dispatch.tick(T0 + 49)
+    assert (dispatch.unacked, dispatch.due) == (1, T0 + 50)
+    dispatch.tick(T0 + 50)
+    assert dispatch.unacked == 0
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER, SHARED, KEY_SHARED])
+def test_what_was_never_sent_does_not_fail_however_long_its_only_consumer_stalls(kind):
+    dispatch = machine(kind, max_redelivery_count=0)
+    dispatch.feed(keyed("a", "b"), T0)
+    assert len(dispatch.take()) == 2
+    for n in range(1, 100):
+        dispatch.tick(T0 + 30 * n)
+        assert dispatch.take() == []
+    assert not dispatch.blocked
+    assert dispatch.wants(1, 0)
+    assert dispatch.wants(1, 1)
+
+
+def test_a_stalled_connection_gets_a_message_once_more_when_it_timed_out_there_and_not_at_all_when_that_was_answered():
+    dispatch = machine(EXCLUSIVE, fed=1, base_redelivery_delay_ms=0)
+    take(dispatch)
+    dispatch.tick(T0 + 30)
+    assert len(dispatch.take()) == 1  # into its queue, where it stays
+    for n in range(2, 100):
+        dispatch.tick(T0 + 30 * n)
+        assert dispatch.take() == []
+    assert dispatch.ack(0, T0 + 3000)
+    assert not dispatch.wants(1, 0)
+
+
+def test_shared_consumers_take_over_what_another_ones_connection_does_not_take_and_that_is_no_failure():
+    dispatch = machine(SHARED, (1, 2), fed=4, window=4, max_redelivery_count=0)
+    assert [delivery.consumer for delivery in dispatch.take()] == [1, 2, 1, 2]
+    for offset in (1, 3):
+        dispatch.sent(2, offset, T0)
+        dispatch.ack(offset, T0)
+    dispatch.tick(T0 + 30)
+    assert pairs(dispatch) == [(2, 0), (2, 2)]
+    assert not dispatch.wants(1, 0)
+    dispatch.ack(0, T0 + 30)
+    dispatch.ack(2, T0 + 30)
+    dispatch.feed(messages(4, 6), T0 + 30)
+    assert pairs(dispatch) == [(2, 4), (2, 5)]
+    dispatch.ack(4, T0 + 30)
+    dispatch.ack(5, T0 + 30)
+    assert dispatch.sent(1, 0, T0 + 31), "it goes on, and has its turns again"
+    dispatch.feed(messages(6, 8), T0 + 31)
+    assert pairs(dispatch) == [(1, 6), (2, 7)]
+
+
 def test_deliveries_time_out_in_the_order_of_sending_also_when_they_were_sent_again():
     dispatch = machine(EXCLUSIVE, fed=2, base_redelivery_delay_ms=0)
-    dispatch.take()
+    take(dispatch)
     dispatch.nack(0, 0, "", T0 + 10)
     assert offsets(dispatch) == [0]
     dispatch.tick(T0 + 30)
@@ -103,14 +171,14 @@ def test_deliveries_time_out_in_the_order_of_sending_also_when_they_were_sent_ag
 
 def test_a_timeout_without_a_delay_is_due_again_at_once():
     dispatch = machine(EXCLUSIVE, fed=1, base_redelivery_delay_ms=0)
-    dispatch.take()
+    take(dispatch)
     dispatch.tick(T0 + 30)
     assert offsets(dispatch) == [0]
 
 
 def test_without_an_ack_timeout_a_delivery_may_take_for_ever():
     dispatch = machine(EXCLUSIVE, fed=1, ack_timeout_ms=0)
-    dispatch.take()
+    take(dispatch)
     assert dispatch.due is None
     dispatch.tick(T0 + 10**6)
     assert dispatch.unacked == 1
@@ -118,14 +186,14 @@ def test_without_an_ack_timeout_a_delivery_may_take_for_ever():
 
 def test_a_new_ack_timeout_counts_for_what_is_out():
     dispatch = machine(EXCLUSIVE, fed=1)
-    dispatch.take()
+    take(dispatch)
     dispatch.set_policy(FailurePolicy(ack_timeout_ms=5_000), T0 + 1)
     assert dispatch.due == T0 + 5
 
 
 def test_nacks_of_what_is_unknown_finished_or_not_out_are_ignored():
     dispatch = machine(EXCLUSIVE, fed=3, window=1)
-    dispatch.take()
+    take(dispatch)
     dispatch.ack(0, T0)
     for offset in (0, 1, 2, 99):
         assert not dispatch.nack(offset, 0, "", T0)
@@ -149,7 +217,7 @@ def test_a_message_is_delivered_once_more_than_it_may_be_redelivered():
 def test_the_loss_of_a_consumer_is_not_a_failure_and_does_not_exhaust():
     dispatch = machine(EXCLUSIVE, fed=1, base_redelivery_delay_ms=0, max_redelivery_count=1, poison=Poison.DROP)
     for attempt in range(1, 10):
-        assert [d.attempt for d in dispatch.take()] == [attempt]
+        assert [d.attempt for d in take(dispatch)] == [attempt]
         dispatch.disconnect(1, T0)
         dispatch.connect(1, T0)
     fail(dispatch, 0, 1)
@@ -163,7 +231,7 @@ def test_the_loss_of_a_consumer_is_not_a_failure_and_does_not_exhaust():
 
 def blocked(kind=EXCLUSIVE):
     dispatch = machine(kind, fed=2, window=2, max_redelivery_count=0)
-    dispatch.take()
+    take(dispatch)
     dispatch.feed(messages(2, 5), T0)
     dispatch.nack(0, 0, "bad", T0)
     return dispatch
@@ -178,7 +246,7 @@ def test_block_stops_new_messages_and_reading(kind):
 
 def test_other_retries_go_on_while_a_message_blocks():
     dispatch = machine(EXCLUSIVE, fed=3, window=3, max_redelivery_count=1, base_redelivery_delay_ms=0)
-    dispatch.take()
+    take(dispatch)
     dispatch.feed(messages(3, 5), T0)
     dispatch.nack(0, 0, "", T0)
     assert offsets(dispatch) == [0]
@@ -192,7 +260,7 @@ def test_a_blocked_subscription_goes_on_when_the_policy_changes():
     dispatch = blocked()
     dispatch.set_policy(FailurePolicy(max_redelivery_count=3), T0)
     assert not dispatch.blocked
-    assert [(d.message.offset, d.attempt) for d in dispatch.take()] == [(0, 2)]
+    assert [(d.message.offset, d.attempt) for d in take(dispatch)] == [(0, 2)]
     dispatch.ack(0, T0)
     assert offsets(dispatch) == [2]
 
@@ -225,7 +293,7 @@ def test_a_late_acknowledgement_unblocks():
 
 def dead(kind=EXCLUSIVE):
     dispatch = machine(kind, fed=2, max_redelivery_count=0, poison=Poison.DEAD_LETTER)
-    dispatch.take()
+    take(dispatch)
     dispatch.nack(0, 0, "", T0)
     return dispatch
 
@@ -254,7 +322,7 @@ def test_a_dead_letter_that_could_not_be_stored_is_offered_again():
 def test_a_dead_letter_tells_the_last_known_reason_and_how_often_it_was_delivered():
     dispatch = machine(EXCLUSIVE, fed=1, base_redelivery_delay_ms=0, max_redelivery_count=2, poison=Poison.DEAD_LETTER)
     for reason in ("bad", "worse", ""):
-        dispatch.take()
+        take(dispatch)
         dispatch.nack(0, 0, reason, T0)
     assert [(letter.attempt, letter.reason) for letter in dispatch.take_dead_letters()] == [(3, "worse")]
 

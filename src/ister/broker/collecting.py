@@ -1,14 +1,12 @@
-"""Keep Python's collector of garbage from walking, again and again, what stays for ever: everyone waits while it does.
-
-And give back to the system what starting took and no longer needs: opening a thousand topics leaves 15 MB of holes.
-"""
+"""Keep Python's collector of garbage from walking, again and again, what stays for ever: everyone waits while it does."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import time
 from typing import Final
+
+from ister.broker.memory import give_back
 
 LONG_S: Final = 0.01
 """A full collection that takes this long walks over things that stay: what was imported with the first message, say."""
@@ -49,10 +47,3 @@ class Collecting:
         elif time.perf_counter() - self._began > LONG_S and self._left:
             self._left -= 1
             gc.freeze()
-
-
-def give_back() -> None:
-    """Return free memory to the system, where its C library can (glibc); elsewhere do nothing."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

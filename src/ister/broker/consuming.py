@@ -169,10 +169,15 @@ class Consuming:
         topic.check()
         stream = subscription.open_stream(consumer)
         try:
-            outbox = stream.outbox
+            outbox, reliable = stream.outbox, subscription.reliable
             while not stream.ended:
                 while outbox:
-                    yield wire_bytes(outbox.popleft(), subscription.name)
+                    message = outbox.popleft()
+                    if reliable is None:
+                        yield wire_bytes(message, subscription.name)
+                    elif reliable.wants(consumer, message):
+                        yield wire_bytes(message, subscription.name)  # which comes back once the connection has room
+                        reliable.sent(consumer, message)
                 await stream.wait()
             if stream.failure is not None:
                 raise stream.failure

@@ -26,6 +26,7 @@ from ister.broker.discovery import Discovery
 from ister.broker.holders import announce_owner, owner_of
 from ister.broker.http import HttpServer, routes
 from ister.broker.lag import LoopLag
+from ister.broker.memory import map_large_buffers
 from ister.broker.metrics import Metrics
 from ister.broker.producing import Producing
 from ister.broker.read_only import for_readers
@@ -147,6 +148,7 @@ class Serving:
                 await http.start(ports.host, ports.metrics)
                 stack.push_async_callback(http.stop)
                 metrics_url = f"http://{reachable_host(ports.host)}:{http.port}"
+            map_large_buffers()
             collecting = Collecting()
             stack.callback(collecting.stop)
             collecting.pause()

@@ -190,6 +190,15 @@ class ReliableSubscription:
             now = None if active is None else self._by_id[active]
             self._leading = tell_promoted(self._home.text, self.name, self._leading, now)
 
+    def wants(self, consumer: Consumer, message: StreamMessage) -> bool:
+        """Whether a message of a stream's outbox is still to be sent to its consumer."""
+        return self._dispatch.wants(consumer.id, message.msg_id.topic_offset)
+
+    def sent(self, consumer: Consumer, message: StreamMessage) -> None:
+        """Take note that a consumer's connection has taken a message: the time for its answer begins."""
+        if self._dispatch.sent(consumer.id, message.msg_id.topic_offset, self._loop.time()):
+            self._settle()
+
     # --- what consumers and operators say -----------------------------------------------------------------------------
 
     def ack(self, offset: int) -> None:

@@ -10,6 +10,8 @@ A message between `cursor` and `next_offset` is in exactly one of these places:
 
 What the texts leave open is decided so that nothing is lost or skipped (I9):
 
+- A message counts as unanswered once its consumer's connection has taken it (`sent`). What a connection does not take is
+  no failure of the message, however long that lasts: shared consumers hand it to another after the ack timeout.
 - The window counts what is with consumers. A message that waits for its next try takes no slot; `room` bounds those.
 - Only failures (a nack, a timeout) exhaust a message. The `attempt` of a delivery counts losses of a consumer, too.
 - A message that this process has not handed out may be acknowledged: by someone who got it before a restart.
@@ -165,6 +167,24 @@ class Dispatch:
         if self._lanes is not None:
             self._lanes.skip_to(offset)
 
+    def wants(self, consumer: int, offset: int) -> bool:
+        """Whether a delivery is still to be sent; otherwise it was finished, handed to another or sent meanwhile."""
+        parcel = self._ledger.out.get(offset)
+        return parcel is not None and not parcel.sent and parcel.consumer.id == consumer
+
+    def sent(self, consumer: int, offset: int, now: float) -> bool:
+        """Begin to wait for an answer: the connection has taken a delivery. True: a stalled consumer gets more, so `take`."""
+        self._now = max(self._now, now)
+        parcel = self._ledger.out.get(offset)
+        if parcel is not None and parcel.consumer.id == consumer:
+            parcel.sent = True
+            self._ledger.count_from(parcel, self._now)
+        known = self._consumers.registered.get(consumer)
+        if known is None or not known.stalled:
+            return False
+        known.stalled = False
+        return True
+
     def ack(self, offset: int, now: float) -> bool:
         """Finish a message, wherever it is by now; False when it is unknown or finished already."""
         self._now = max(self._now, now)
@@ -201,9 +221,15 @@ class Dispatch:
         self._now = max(self._now, now)
         ledger = self._ledger
         while (at := self._next_timeout()) is not None and at <= self._now:
-            parcel = ledger.take_back(next(iter(ledger.out)))
-            assert parcel is not None
-            self._fail(parcel, 0, "ack timeout")
+            parcel = next(iter(ledger.out.values()))
+            if parcel.sent:
+                ledger.take_back(parcel.offset)
+                self._fail(parcel, 0, "ack timeout")
+            elif self.kind is SubscriptionType.SHARED and len(self._consumers.connected) > 1:
+                parcel.consumer.stalled = True
+                self._hand_on(parcel)
+            else:  # it is nobody else's
+                ledger.count_from(parcel, self._now)
         for offset in ledger.timers.expired(self._now):
             retry = ledger.retry.get(offset)
             if retry is not None:
@@ -411,11 +437,14 @@ class Dispatch:
                 self._lanes.reroute()
 
     def _reclaim(self, consumer: Consumer) -> None:
-        ledger = self._ledger
-        for parcel in [each for each in ledger.out.values() if each.consumer is consumer]:
-            ledger.take_back(parcel.offset)
-            ledger.keep(parcel, ledger.retry)
-            self._offer(parcel)
+        for parcel in [each for each in self._ledger.out.values() if each.consumer is consumer]:
+            self._hand_on(parcel)
+
+    def _hand_on(self, parcel: Parcel) -> None:
+        """Take something from its consumer and let it be handed out again."""
+        self._ledger.take_back(parcel.offset)
+        self._ledger.keep(parcel, self._ledger.retry)
+        self._offer(parcel)
 
     def _offer(self, parcel: Parcel) -> None:
         """Let something of `retry` be handed out."""
@@ -428,4 +457,4 @@ class Dispatch:
         timeout_ms, out = self._policy.ack_timeout_ms, self._ledger.out
         if not out or not timeout_ms:
             return None
-        return out[next(iter(out))].sent + timeout_ms / 1000
+        return out[next(iter(out))].since + timeout_ms / 1000

@@ -14,10 +14,11 @@ class Consumer:
     """One registered consumer.
 
     `place` orders by joining. `since` is when it last answered, or was last given something while it had nothing:
-    how long it has kept what it holds without a word. `queue` and `queued` belong to `Lanes`.
+    how long it has kept what it holds without a word. `stalled`: its connection took nothing for so long that others got
+    its messages. `queue` and `queued` belong to `Lanes`.
     """
 
-    __slots__ = ("away_since", "connected", "filters", "holds", "id", "place", "queue", "queued", "since")
+    __slots__ = ("away_since", "connected", "filters", "holds", "id", "place", "queue", "queued", "since", "stalled")
 
     def __init__(self, number: int, place: int, now: float) -> None:
         self.id = number
@@ -27,6 +28,7 @@ class Consumer:
         self.away_since = now
         self.holds = 0
         self.since = now
+        self.stalled = False
         self.queue: list[tuple[int, str]] = []
         self.queued = False
 
@@ -57,6 +59,7 @@ class Consumers:
     def connect(self, consumer: Consumer) -> None:
         """Let a consumer take part."""
         consumer.connected = True
+        consumer.stalled = False
         self._count_again()
 
     def disconnect(self, consumer: Consumer, now: float) -> None:
@@ -82,7 +85,7 @@ class Consumers:
     def next_turn(self, now: float) -> Consumer | None:
         """Return whose turn it is, exactly round robin, and move on; None when a message has to wait.
 
-        A consumer that holds its share and has been quiet for `QUIET_S` is passed over. One that holds its share and
+        A consumer that is stalled, or holds its share and has been quiet for `QUIET_S`, is passed over. One that holds its share and
         was not quiet that long is waited for, until `patience_ends`: given more, it would soon have every slot of the
         window, and the others none.
         """
@@ -93,6 +96,8 @@ class Consumers:
             at += 1
             if at == len(connected):
                 at = 0
+            if consumer.stalled:
+                continue
             if consumer.holds >= self.share:
                 if now >= consumer.since + QUIET_S:
                     continue

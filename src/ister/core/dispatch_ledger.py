@@ -24,16 +24,20 @@ WAITING_MAX = 10_000
 
 
 class Parcel:
-    """A message that was handed out: to whom, when, how often, and how often that failed."""
+    """A message that was handed out: to whom, whether his connection has taken it, how often, and how often that failed.
 
-    __slots__ = ("attempt", "consumer", "failures", "message", "offset", "reason", "sent", "size")
+    It counts as unanswered `since` it was handed out, and from the moment on when it was sent.
+    """
+
+    __slots__ = ("attempt", "consumer", "failures", "message", "offset", "reason", "sent", "since", "size")
 
     def __init__(self, offset: int, message: StreamMessage, consumer: Consumer) -> None:
         self.offset = offset
         self.message = message
         self.size = len(message.payload)
         self.consumer = consumer
-        self.sent = 0.0
+        self.since = 0.0
+        self.sent = False
         self.attempt = 0
         self.failures = 0
         self.reason = ""
@@ -46,7 +50,7 @@ class Ledger:
         self.cursor = Cursor(cursor)
         self.next_offset = cursor
         self.waiting: dict[int, StreamMessage] = {}
-        self.out: OrderedDict[int, Parcel] = OrderedDict()  # in the order of sending, so of timing out
+        self.out: OrderedDict[int, Parcel] = OrderedDict()  # by `since`, so in the order of timing out
         self.retry: dict[int, Parcel] = {}
         self.blocked: dict[int, Parcel] = {}
         self.dead: dict[int, Parcel] = {}
@@ -95,7 +99,8 @@ class Ledger:
         else:
             parcel = Parcel(offset, message, consumer)
             self._waiting_bytes -= parcel.size
-        parcel.sent = now
+        parcel.since = now
+        parcel.sent = False
         parcel.attempt += 1
         if not consumer.holds:
             consumer.since = now
@@ -103,6 +108,11 @@ class Ledger:
         self._out_bytes += parcel.size
         self.out[offset] = parcel
         return parcel
+
+    def count_from(self, parcel: Parcel, now: float) -> None:
+        """Let what is out count as unanswered from now on."""
+        parcel.since = now
+        self.out.move_to_end(parcel.offset)
 
     def take_back(self, offset: int) -> Parcel | None:
         """Take a message from its consumer; it belongs into another place then. None when no consumer has it."""
