@@ -1,12 +1,10 @@
 """One table, four engines, the same rows: before a compaction and after it."""
 
 import time
-from urllib.parse import urlparse
 
-import duckdb
-import polars as pl
 import pyarrow as pa
 import pytest
+from engines import by_duckdb, by_duckdb_handed_arrow, by_polars, by_pyiceberg, by_spark
 from lake_parts import messages
 from pipeline_parts import new_topic
 
@@ -52,26 +50,6 @@ def table(catalog):
     return made
 
 
-def by_pyiceberg(table, catalog, spark):  # all engines are called alike
-    return catalog.load_table(table.identifier).scan().to_arrow()
-
-
-def by_spark(table, catalog, spark):
-    return spark.table(f"{catalog.name}.{'.'.join(table.identifier)}").toArrow()
-
-
-def by_polars(table, catalog, spark):  # all engines are called alike
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
-        return pl.scan_iceberg(catalog.load_table(table.identifier)).collect().to_arrow()
-
-
-def by_duckdb(table, catalog, spark):  # all engines are called alike
-    """Read the live files by DuckDB's own Parquet reader: its extension for Iceberg is downloaded from elsewhere."""
-    files = [urlparse(task.file.file_path).path for task in catalog.load_table(table.identifier).scan().plan_files()]
-    return duckdb.read_parquet(files, hive_partitioning=False).to_arrow_table()
-
-
 def rows_of(found: pa.Table, columns: pa.Schema):
     """Return rows as plain values, whatever width an engine gives to texts, in the order of offsets."""
     narrow = pa.table([found[field.name].cast(field.type) for field in columns], schema=columns)
@@ -83,9 +61,9 @@ def test_four_engines_read_the_same_rows_before_and_after_compaction(table, cata
     plain = pa.schema([field.remove_metadata().with_nullable(True) for field in columns])
     wanted = rows_of(pa.Table.from_batches([table_rows(hostile_messages(), 0)]), plain)
     assert len(wanted) == ROWS
-    for read in (by_pyiceberg, by_spark, by_polars, by_duckdb):
-        assert rows_of(read(table, catalog, spark), plain) == wanted, read.__name__
+    for read in (by_pyiceberg, by_spark, by_polars, by_duckdb, by_duckdb_handed_arrow):
+        assert rows_of(read(table.identifier, catalog, spark), plain) == wanted, read.__name__
     upkeep = Upkeep(spark, catalog, lake_config.storage.iceberg_config.maintenance, lambda: time.time_ns() // 1_000_000)
     upkeep.run(".".join(table.identifier), Procedure.COMPACT)
-    for read in (by_pyiceberg, by_spark, by_polars, by_duckdb):
-        assert rows_of(read(table, catalog, spark), plain) == wanted, f"{read.__name__} after compaction"
+    for read in (by_pyiceberg, by_spark, by_polars, by_duckdb, by_duckdb_handed_arrow):
+        assert rows_of(read(table.identifier, catalog, spark), plain) == wanted, f"{read.__name__} after compaction"

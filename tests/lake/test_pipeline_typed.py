@@ -9,6 +9,7 @@ import fastavro
 import pytest
 from danube import CompatibilityMode, SchemaType
 from danube.proto import DanubeApi_pb2 as api
+from engines import by_duckdb_handed_arrow, by_polars, by_spark
 from fault_parts import files_of
 from grpc import StatusCode
 from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, produce, rows_of, table_of
@@ -68,6 +69,17 @@ def bind(broker, topic, definition, kind=SchemaType.JSON_SCHEMA, word="value"):
     return asyncio.run(do())
 
 
+def assert_engines_agree(topic, catalog, spark):
+    """Insist that every engine has the typed values that PyIceberg has, of a table whose columns changed."""
+    name = table_of(catalog, topic).identifier
+    wanted = rows_of(catalog, topic)
+    assert len(wanted) > 0
+    for read in (by_spark, by_polars, by_duckdb_handed_arrow):
+        found = read(name, catalog, spark).sort_by("topic_offset")
+        for column in ("value", "payload", "decode_error"):
+            assert found[column].to_pylist() == wanted[column].to_pylist(), (read.__name__, column)
+
+
 def test_json_becomes_columns_and_a_new_version_more_of_them_without_a_stop(spark, catalog, broker):
     topic = new_topic("json")
     number = bind(broker, topic, ORDER)
@@ -95,6 +107,7 @@ def test_json_becomes_columns_and_a_new_version_more_of_them_without_a_stop(spar
     assert (two["id"], two["paid"], two["tags"]) == (2, True, None)
     assert (three["id"], three["paid"]) == (3, None)
     assert rows["decode_error"].to_pylist() == [None] * 3
+    assert_engines_agree(topic, catalog, spark)
 
 
 def test_avro_widens(spark, catalog, broker):
@@ -115,6 +128,7 @@ def test_avro_widens(spark, catalog, broker):
         assert writer.tick().failed == {}
     values = rows_of(catalog, topic)["value"].to_pylist()
     assert values == [{"id": 7, "note": None}, {"id": 1 << 40, "note": "large"}]
+    assert_engines_agree(topic, catalog, spark)
 
 
 def test_f33_what_does_not_decode_keeps_its_row_is_marked_and_counted(spark, catalog, broker, tell):

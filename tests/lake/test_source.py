@@ -9,10 +9,12 @@ from pipeline_parts import TOKEN, Pipeline, broker_with_token, new_topic, produc
 from pyspark.errors import AnalysisException, PySparkException
 from source_parts import arrow, assert_same, given, read, register
 
+from interop.broker import Broker
 from ister.pipeline.client import BrokerClient
 from ister.pipeline.source_options import Use, read_options
 from ister.pipeline.source_reader import SCHEMA, TopicBatchReader
 from ister.pipeline.source_task import SplitGoneError, batches_of
+from services.moto import serve_moto
 
 DEADLINE_S = 120
 
@@ -206,6 +208,20 @@ def test_objects_in_another_place_than_told_are_missed_by_the_option_s_name(spar
     frame = given(spark.read, broker, topic, dataDir=str(tmp_path / "none")).load()
     with pytest.raises(PySparkException, match="option dataDir or config must say where"):
         frame.collect()
+
+
+def test_a_topic_whose_objects_are_in_s3_is_read_by_the_broker_s_configuration_alone(spark, monkeypatch):
+    register(spark, monkeypatch, token=False)
+    topic = new_topic("s3")
+    with serve_moto() as moto:
+        keys = {"access_key": "testkey", "secret_key": "testsecret", "endpoint": moto.endpoint, "region": "us-east-1"}
+        cloud = {"backend": "s3", "root": f"s3://{moto.make_bucket()}/some", **keys}
+        with Broker({"wal_cloud": {"cloud": cloud}}) as broker:
+            produce(broker, topic, [b"%d" % n for n in range(1000)])
+            config = str(broker.directory / "ister.yml")
+            found = arrow(spark.read.format("danube").options(topic=topic, config=config).load())
+    assert found["topic_offset"].to_pylist() == list(range(1000))
+    assert set(found["payload"].to_pylist()) == {b"%d" % n for n in range(1000)}
 
 
 def test_a_foreign_schema_is_refused(files, broker):

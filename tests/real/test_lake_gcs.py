@@ -21,6 +21,10 @@ def test_a_topic_goes_to_a_table_in_gcs_and_each_writer_goes_on_where_the_table_
     story.tell(f"{story.config.wal_cloud.cloud.root}/lake.warehouse")
 
 
+def test_spark_maintains_and_counts_a_table_in_gcs(story):
+    story.tell_with_spark(f"{story.config.wal_cloud.cloud.root}/lake.warehouse")
+
+
 def test_two_owners_of_a_table_in_gcs_are_told_apart(story):
     story.assert_fenced()
 

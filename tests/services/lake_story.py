@@ -25,8 +25,9 @@ from ister.ports.objects import StoreSettings, open_store
 
 LIMIT_S = 300.0
 TOPIC = "/default/orders"
+WHOLE = "from ister.cli import main; main()"
 # Java's part of the store is left out: what carries topics to tables is Python alone.
-ISTER = "from ister.config import lake; lake.BUNDLES.clear(); from ister.cli import main; main()"
+WITHOUT_JAVA = f"from ister.config import lake; lake.BUNDLES.clear(); {WHOLE}"
 PROVIDERS = ("AWS_", "AZURE_", "GOOGLE_", "ISTER_PIPELINE", SECRETS_VARIABLE)
 
 
@@ -48,13 +49,13 @@ class Story:
     def lake(self):
         return Lake.open(*catalog_properties(self.config))
 
-    def ister(self, *words):
+    def ister(self, *words, code=WITHOUT_JAVA):
         """Run a command in a data directory that knows nothing yet, and return what it says."""
         self._runs += 1
         home = self.directory / f"home-{self._runs}"
         home.mkdir()
         ended = subprocess.run(
-            [sys.executable, "-c", ISTER, *words, "--config", str(self.path), "--data-dir", str(home)],
+            [sys.executable, "-c", code, *words, "--config", str(self.path), "--data-dir", str(home)],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
@@ -91,6 +92,21 @@ class Story:
             assert self.table().properties["ister.upto"] == '{"0":300}'
             assert "100 rows" in self.ister(*run)
         self.assert_exact(payloads)
+
+    def tell_with_spark(self, warehouse, procedures=("compact", "manifests", "expire", "orphans")):
+        """Carry messages as before; then Spark maintains the table, and counts it."""
+        self.tell(warehouse)
+        stray = f"{self.table().location()}/data/stray.parquet"
+        with self.table().io.new_output(stray).create() as file:
+            file.write(b"young")
+        for word in procedures:
+            self.ister("lake", word, code=WHOLE)
+        assert self.table().io.new_input(stray).exists(), "what is younger than a day may be of a commit under way"
+        assert self.table().current_snapshot().summary.operation.value == "replace", "it was compacted"
+        asked = "SELECT count(*) AS n, count(DISTINCT topic_offset) AS d, max(topic_offset) AS m FROM default.orders"
+        row = json.loads(self.ister("sql", asked, "-o", "json", code=WHOLE))
+        assert row == {"n": 400, "d": 400, "m": 399}
+        self.assert_exact([b"%d" % n for n in range(400)])
 
     def table(self):
         return self.lake().catalog.load_table("default.orders")

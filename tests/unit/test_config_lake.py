@@ -1,5 +1,6 @@
 """The lake's part of the configuration: its document's file, one setting under two names, and what PyIceberg and Spark are told."""
 
+import re
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -24,6 +25,7 @@ from ister.config.lake import (
 )
 from ister.config.lake_keys import IcebergConfig, Maintenance, Reader, Writer
 from ister.core.errors import InvalidConfigError
+from ister.pipeline.session import HIDDEN
 
 LAKE = "storage.iceberg_config"
 TYPES = ("wal_cloud", "iceberg")
@@ -382,7 +384,28 @@ def test_google_and_azure_are_reached_by_their_own_names(tmp_path):
     _, python = catalog_properties(azure)
     assert (python["adls.account-name"], python["adls.account-key"]) == ("me", "the-secret")
     assert python["adls.blob-storage-authority"] == "127.0.0.1:10000"
-    assert "the-secret" not in conf(azure).values()
+    assert lake_environment(azure) == {}
+
+
+def test_java_has_an_account_key_of_azure_from_a_setting_that_spark_does_not_show_and_knows_an_emulators_place():
+    text = "backend: azblob\nroot: c\naccount_name: me\naccount_key: ${SECRET}\nendpoint: "
+    emulated = conf(read(section("wal_cloud.cloud", f"{text}http://127.0.0.1:10000/me"), KEYS).config)
+    [key] = [name for name, value in emulated.items() if value == "the-secret"]
+    assert re.search(HIDDEN, key)
+    assert emulated["adls.auth.shared-key.account.name"] == "me"
+    assert emulated["adls.connection-string.me.dfs.core.windows.net"] == "http://127.0.0.1:10000/me"
+    real = conf(read(section("wal_cloud.cloud", f"{text}https://me.blob.core.windows.net"), KEYS).config)
+    assert not [name for name in real if "connection-string" in name], "the warehouse's address says where it is"
+    anothers = section("wal_cloud.cloud", f"{text}https://me.blob.core.windows.net") + section(
+        f"{LAKE}.catalog", "warehouse: abfss://c@other.dfs.core.windows.net/p"
+    )
+    assert "the-secret" not in conf(read(anothers, KEYS).config).values()
+
+
+def test_java_asks_gcs_for_nothing_when_everyone_may_read_it():
+    gcs = "backend: gcs\nroot: gs://b"
+    assert conf(read(section("wal_cloud.cloud", f"{gcs}\nanonymous: true")).config)["gcs.no-auth"] == "true"
+    assert "gcs.no-auth" not in conf(read(section("wal_cloud.cloud", gcs)).config)
 
 
 def test_the_default_section_is_what_an_empty_one_means():

@@ -1,6 +1,7 @@
 """Say in the words of PyIceberg and of Spark which catalog and which files a configuration means: one lake, two readers.
 
-Credentials of the object store reach Java and executors by their environment alone (`lake_environment`).
+Credentials of the object store reach Java and executors by their environment (`lake_environment`), but for an account key of
+Azure, which Java knows no variable for: it is a setting of the catalog, made once Java runs, and never shown.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ ICEBERG = "1.12.0"
 SPARK_RUNTIME = f"org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:{ICEBERG}"
 SQLITE_DRIVER = "org.xerial:sqlite-jdbc:3.50.3.0"
 POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.8"
+# The clouds' own libraries, in the newest version that was tried; Iceberg's classes that call them are in the runtime.
 BUNDLES = {
     "s3": f"org.apache.iceberg:iceberg-aws-bundle:{ICEBERG}",
-    "gs": f"org.apache.iceberg:iceberg-gcp-bundle:{ICEBERG}",
-    "abfss": f"org.apache.iceberg:iceberg-azure-bundle:{ICEBERG}",
+    "gs": "org.apache.iceberg:iceberg-gcp-bundle:1.11.0",
+    "abfss": "org.apache.iceberg:iceberg-azure-bundle:1.10.0",
 }
 FILE_IO = {
     "s3": "org.apache.iceberg.aws.s3.S3FileIO",
@@ -145,7 +147,7 @@ def catalog_properties(config: Config) -> tuple[str, dict[str, str]]:
 
 
 def spark_catalog_conf(config: Config) -> dict[str, str]:
-    """Return Spark's settings for the same catalog; they hold the catalog's secrets and none of the object store's."""
+    """Return Spark's settings for the same catalog; they hold the catalog's secrets, and an account key of Azure."""
     require_shared_catalog(config, "Spark")
     catalog, cloud = config.storage.iceberg_config.catalog, config.wal_cloud.cloud
     # Others commit to the same tables: a cached table would be an old one.
@@ -170,6 +172,9 @@ def spark_catalog_conf(config: Config) -> dict[str, str]:
         found["s3.path-style-access"] = "false" if cloud.virtual_host_style else "true"
     if kind == "gs" and cloud.backend == "gcs":
         found |= {"gcs.service.host": cloud.endpoint, "gcs.project-id": cloud.project}
+        found["gcs.no-auth"] = "true" if cloud.anonymous else None
+    if kind == "abfss" and _is_account_of_store(config):
+        found |= _azure_for_java(config)
     prefix = f"spark.sql.catalog.{catalog.name}"
     given = {name: value for name, value in found.items() if value is not None} | _extra(config)
     return {prefix: "org.apache.iceberg.spark.SparkCatalog"} | {f"{prefix}.{k}": v for k, v in given.items()}
@@ -187,8 +192,8 @@ def spark_packages(config: Config) -> list[str]:
 def lake_environment(config: Config) -> dict[str, str]:
     """Return the variables by which Java and executors reach the object store, *secrets in the clear*.
 
-    GCS takes a file alone (`credentials_path`). For an account key of Azure there is no variable: Java goes by the
-    machine's identity there.
+    GCS takes a file alone (`credentials_path`). For an account key of Azure there is no variable: Java has it from the
+    settings of the catalog.
     """
     cloud, kind = config.wal_cloud.cloud, _files(config)
     found: dict[str, str | None] = {}
@@ -234,6 +239,20 @@ def _is_account_of_store(config: Config) -> bool:
     """Tell whether the account of the object store is the one that has the tables."""
     cloud, account = config.wal_cloud.cloud, _azure_host(config).partition(".")[0]
     return cloud.backend == "azblob" and (not account or cloud.account_name in {None, account})
+
+
+def _azure_for_java(config: Config) -> dict[str, str | None]:
+    """Return the account's key, if there is one, and where the account is when that is an emulator's place."""
+    cloud = config.wal_cloud.cloud
+    host = _azure_host(config)
+    account = host.partition(".")[0] or cloud.account_name
+    found: dict[str, str | None] = {}
+    if account is not None and cloud.account_key is not None:
+        found["adls.auth.shared-key.account.name"] = account
+        found["adls.auth.shared-key.account.key"] = _shown(cloud.account_key)
+    if cloud.endpoint is not None and not cloud.endpoint.partition("://")[2].startswith(f"{account}."):
+        found[f"adls.connection-string.{host}"] = cloud.endpoint
+    return found
 
 
 def _azure_account(config: Config) -> dict[str, str | None]:
