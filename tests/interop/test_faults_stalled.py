@@ -82,6 +82,14 @@ class Work:
         return count / (time.monotonic() - began)
 
 
+async def acknowledge(raw, stream, done: list[int]) -> None:
+    """Finish whatever comes, and note it."""
+    while True:
+        message = await stream.next(30)
+        await raw.ack(message, "sub")
+        done.append(message.msg_id.topic_offset)
+
+
 @limited_to(3600 if LONG else 600)
 async def test_f34_a_stalled_consumer_costs_no_memory_and_slows_nobody(own_broker, topic, count, tell):
     behind = count(8000, 1_000_000)
@@ -134,15 +142,8 @@ async def test_f34_a_consumer_that_stops_reading_holds_no_more_than_its_share_of
         await lazy.consume(topic, "sub", "lazy", SHARED)
         streams = [await raw.consume(topic, "sub", f"busy-{n}", SHARED) for n in range(2)]
         done = []
-
-        async def work(stream) -> None:
-            while True:
-                message = await stream.next(30)
-                await raw.ack(message, "sub")
-                done.append(message.msg_id.topic_offset)
-
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work(stream)) for stream in streams]
+            tasks = [group.create_task(acknowledge(raw, stream, done)) for stream in streams]
             await raw.send_all(topic, producer, [b"x"] * 300)
             await eventually(lambda: len(done) >= 300 - 10, "the others do all but its share")
             for task in tasks:
@@ -162,13 +163,7 @@ async def test_f34_what_a_connection_does_not_take_goes_to_others_and_is_no_fail
                              poison_policy=DEAD_LETTER, dead_letter_topic=f"{topic}-dead")  # fmt: skip
         stalled = await lazy.consume(topic, "sub", "lazy", SHARED)
         busy = await raw.consume(topic, "sub", "busy", SHARED)
-        done, failed = set(), set()
-
-        async def work() -> None:
-            while True:
-                message = await busy.next(30)
-                await raw.ack(message, "sub")
-                done.add(message.msg_id.topic_offset)
+        done, failed = [], set()
 
         async def collect() -> None:
             while True:
@@ -176,11 +171,11 @@ async def test_f34_what_a_connection_does_not_take_goes_to_others_and_is_no_fail
                 failed.add(int(letter.attributes["x-original-topic-offset"]))
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work()), group.create_task(collect())]
+            tasks = [group.create_task(acknowledge(raw, busy, done)), group.create_task(collect())]
             await raw.send_all(topic, producer, [bytes(LARGE_BYTES)] * 40)
-            await eventually(lambda: len(done | failed) == 40, "each is done, or was sent and not answered")
+            await eventually(lambda: len(failed.union(done)) == 40, "each is done, or was sent and not answered")
             for task in tasks:
                 task.cancel()
-        assert len(failed) < 10 / 2, "only what was sent to the one that stalls"
-        assert not done & failed
+        assert len(failed) < 5, "only what was sent to the one that stalls"
+        assert not failed & set(done)
         assert failed <= {(await stalled.next(30)).msg_id.topic_offset for _ in failed}, "it was sent, indeed"

@@ -2,10 +2,8 @@
 
 import pytest
 
-from services.lake_story import Story, without_providers
+from services.lake_story import glue_story, without_providers
 from services.moto import serve_moto
-
-SECRET = "testsecret"
 
 
 @pytest.fixture(scope="module")
@@ -18,10 +16,7 @@ def moto():
 @pytest.fixture
 def story(moto, tmp_path, monkeypatch):
     without_providers(monkeypatch)
-    bucket = moto.make_bucket()
-    keys = {"access_key": "testkey", "secret_key": SECRET, "endpoint": moto.endpoint, "region": "us-east-1"}
-    cloud = {"backend": "s3", "root": f"s3://{bucket}/some", **keys}
-    return Story(tmp_path, cloud, {"type": "glue", "name": f"glue_{bucket[7:]}", "uri": moto.endpoint}, SECRET)
+    return glue_story(moto, tmp_path)
 
 
 def test_a_topic_goes_to_a_table_of_glue_and_each_writer_goes_on_where_the_table_ends(story):

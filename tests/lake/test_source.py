@@ -213,13 +213,10 @@ def test_objects_in_another_place_than_told_are_missed_by_the_option_s_name(spar
 def test_a_topic_whose_objects_are_in_s3_is_read_by_the_broker_s_configuration_alone(spark, monkeypatch):
     register(spark, monkeypatch, token=False)
     topic = new_topic("s3")
-    with serve_moto() as moto:
-        keys = {"access_key": "testkey", "secret_key": "testsecret", "endpoint": moto.endpoint, "region": "us-east-1"}
-        cloud = {"backend": "s3", "root": f"s3://{moto.make_bucket()}/some", **keys}
-        with Broker({"wal_cloud": {"cloud": cloud}}) as broker:
-            produce(broker, topic, [b"%d" % n for n in range(1000)])
-            config = str(broker.directory / "ister.yml")
-            found = arrow(spark.read.format("danube").options(topic=topic, config=config).load())
+    with serve_moto() as moto, Broker({"wal_cloud": {"cloud": moto.cloud(f"{moto.make_bucket()}/some")}}) as broker:
+        produce(broker, topic, [b"%d" % n for n in range(1000)])
+        config = str(broker.directory / "ister.yml")
+        found = arrow(spark.read.format("danube").options(topic=topic, config=config).load())
     assert found["topic_offset"].to_pylist() == list(range(1000))
     assert set(found["payload"].to_pylist()) == {b"%d" % n for n in range(1000)}
 

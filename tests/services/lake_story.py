@@ -31,6 +31,12 @@ WITHOUT_JAVA = f"from ister.config import lake; lake.BUNDLES.clear(); {WHOLE}"
 PROVIDERS = ("AWS_", "AZURE_", "GOOGLE_", "ISTER_PIPELINE", SECRETS_VARIABLE)
 
 
+def glue_story(moto, directory):
+    """A story whose catalog is Glue, and whose tables are in S3, both on moto."""
+    cloud = moto.cloud(f"{moto.make_bucket()}/some")
+    return Story(directory, cloud, {"type": "glue", "name": "glue", "uri": moto.endpoint}, cloud["secret_key"])
+
+
 class Story:
     """A configuration, and what happens with it; only its file says how to reach catalog and store."""
 

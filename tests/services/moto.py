@@ -42,6 +42,11 @@ class Moto:
         usual = {"endpoint": self.endpoint, "region": "us-east-1", "access_key": "testkey", "secret_key": "testsecret"}
         return StoreSettings("s3", f"s3://{root}", usual | options)
 
+    def cloud(self, root: str) -> dict[str, str]:
+        """The same, as a configuration's `wal_cloud.cloud`."""
+        settings = self.settings(root)
+        return {"backend": settings.backend, "root": settings.root, **settings.options}
+
     def _ask(self, method: str, path: str) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:

@@ -161,8 +161,8 @@ class Witness:
         person = self.people[number]
         offset, person.writing = person.writing, None
         assert self.machine.sent(number, offset, self.now) == person.stalled, "who is stalled"
-        note = self.notes.get(offset)
-        if note is not None and note.state == "out" and note.to == number:
+        note = self._held(offset, number)
+        if note is not None:
             self.turns += 1
             note.since, note.sent, note.turn = self.now, True, self.turns
         person.stalled = False
@@ -275,6 +275,9 @@ class Witness:
     def held_by(self, number):
         return [note for note in self.notes.values() if note.state == "out" and note.to == number]
 
+    def _held(self, offset, number):
+        return next((note for note in self.held_by(number) if note.offset == offset), None)
+
     def look(self):
         """Take what the machine hands out, and compare everything."""
         before = self.machine.cursor
@@ -307,8 +310,8 @@ class Witness:
         for person in self.connected:
             while person.writing is None and person.outbox:
                 offset = person.outbox.pop(0)
-                note = self.notes.get(offset)
-                wanted = note is not None and note.state == "out" and note.to == person.id and not note.sent
+                note = self._held(offset, person.id)
+                wanted = note is not None and not note.sent
                 assert self.machine.wants(person.id, offset) == wanted, f"whether {offset} is still to be sent"
                 if wanted:
                     person.writing = offset

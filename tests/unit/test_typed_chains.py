@@ -134,7 +134,7 @@ def random_value(chance, kind, *, optional=False):
 def seen(value, got, *, text, depth=1):
     """Tell whether what is in a table is what was written; what became JSON, or lies too deep, is compared as such."""
     if value is None or value in ([], {}):
-        return got is None or got in ([], {}) or (depth + 1 >= DEPTH_MAX and got in {"[]", "{}"})
+        return got is None or got in ([], {}) or (depth + 1 >= DEPTH_MAX and got in ("[]", "{}"))
     inner = depth + 1
     match value:
         case bytes():
@@ -142,7 +142,7 @@ def seen(value, got, *, text, depth=1):
         case list() | dict() if isinstance(got, str):
             return not text and inner >= DEPTH_MAX and seen(value, json.loads(got), text=True)
         case list():
-            pairs = zip(value, got, strict=False)
+            pairs = zip(value, got, strict=True)
             return len(got) == len(value) and all(seen(a, b, text=text, depth=inner) for a, b in pairs)
         case dict() if text:
             return all(seen(one, got.get(name), text=True) for name, one in value.items())

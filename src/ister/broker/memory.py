@@ -1,4 +1,4 @@
-"""Memory that is no longer needed goes back to the system, where its C library can do that (glibc); elsewhere nothing happens."""
+"""Memory that is no longer needed goes back to the system, where its C library can (glibc); elsewhere nothing happens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Say in the words of PyIceberg and of Spark which catalog and which files a configuration means: one lake, two readers.
 
-Credentials of the object store reach Java and executors by their environment (`lake_environment`), but for an account key of
-Azure, which Java knows no variable for: it is a setting of the catalog, made once Java runs, and never shown.
+Credentials of the object store reach Java and executors by their environment (`lake_environment`), but for an account key
+of Azure, which Java knows no variable for: it is a setting of the catalog, made once Java runs, and never shown.
 """
 
 from __future__ import annotations
@@ -243,15 +243,13 @@ def _is_account_of_store(config: Config) -> bool:
 
 def _azure_for_java(config: Config) -> dict[str, str | None]:
     """Return the account's key, if there is one, and where the account is when that is an emulator's place."""
-    cloud = config.wal_cloud.cloud
-    host = _azure_host(config)
-    account = host.partition(".")[0] or cloud.account_name
+    cloud, account = config.wal_cloud.cloud, _azure_account(config)["adls.account-name"]
     found: dict[str, str | None] = {}
     if account is not None and cloud.account_key is not None:
         found["adls.auth.shared-key.account.name"] = account
         found["adls.auth.shared-key.account.key"] = _shown(cloud.account_key)
     if cloud.endpoint is not None and not cloud.endpoint.partition("://")[2].startswith(f"{account}."):
-        found[f"adls.connection-string.{host}"] = cloud.endpoint
+        found[f"adls.connection-string.{_azure_host(config)}"] = cloud.endpoint
     return found
 
 

@@ -85,9 +85,9 @@ class Consumers:
     def next_turn(self, now: float) -> Consumer | None:
         """Return whose turn it is, exactly round robin, and move on; None when a message has to wait.
 
-        A consumer that is stalled, or holds its share and has been quiet for `QUIET_S`, is passed over. One that holds its share and
-        was not quiet that long is waited for, until `patience_ends`: given more, it would soon have every slot of the
-        window, and the others none.
+        A consumer that is stalled, or holds its share and has been quiet for `QUIET_S`, is passed over. One that holds
+        its share and was not quiet that long is waited for, until `patience_ends`: given more, it would soon have every
+        slot of the window, and the others none.
         """
         connected = self.connected
         at = self._next
