@@ -18,9 +18,8 @@ TEXTS = [
     for path in TRACKED
     if path.suffix in {".py", ".md", ".toml", ".lock", ""} and path.is_file() and path.name != "LICENSE"
 ]
-LINES_MAX = 580
-"""What one sitting reads. The longest are one thought each (every kernel that numba compiles, a connection's state, what a
-broker hosts) and would not be clearer in two files. A file that needs more lines has a second thought: give it a file."""
+LINES_MAX = 700
+"""One file holds one idea, whole; a class is never cut in pieces to stay below a limit."""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
