@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ister.core.ticks import Pace, Waiting, back_off_s, cores_for, deal, runs, seconds_left, shares, splits_each
+from ister.core.ticks import Pace, Waiting, cores_for, deal, runs, seconds_left, shares, splits_each
 
 PACE = Pace(flush_s=5.0, least_s=1.0, rows=1000, bytes=1 << 20)
 SIZES = st.lists(st.integers(1, 1 << 30), max_size=60)
@@ -71,10 +71,6 @@ def test_cores_are_shared_by_bytes_and_every_topic_has_one(parts, cores):
     assert min(given) >= 1
     assert sum(given) <= cores + len(parts)
     assert cores_for(7, 7, cores) == cores
-
-
-def test_who_fails_again_and_again_waits_longer_and_longer_up_to_a_bound():
-    assert [back_off_s(tries, 60.0) for tries in (1, 2, 3, 6, 7, 100)] == [1.0, 2.0, 4.0, 32.0, 60.0, 60.0]
 
 
 @given(sizes=SIZES, target=st.integers(1, 1 << 30), cores=st.integers(1, 64))

@@ -13,6 +13,7 @@ import typer
 
 from ister.cli.display import notice, printable
 from ister.core.errors import BusyError, ClientError, CorruptError, FencedError, IsterError, UnknownOutcomeError
+from ister.core.retry import TRANSIENT_ERRNOS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,7 +42,7 @@ MEANINGS = {
 EXIT_CODES = "Exit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in MEANINGS.items())
 """What --help says about exit codes."""
 
-_LATER = {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EADDRINUSE}
+_LATER = TRANSIENT_ERRNOS | {errno.ENOSPC, errno.EDQUOT, errno.EADDRINUSE}
 _DAMAGED = {errno.EIO, errno.EUCLEAN, errno.EBADMSG}
 
 

@@ -46,11 +46,6 @@ def seconds_left(pace: Pace, waiting: Sequence[Waiting], since_s: float) -> floa
     return max(0.0, (pace.least_s if hurry else max(pace.least_s, pace.flush_s)) - since_s)
 
 
-def back_off_s(tries: int, most_s: float) -> float:
-    """Return how long to wait after something has failed so many times in a row: a second, then twice as long each time."""
-    return min(most_s, 2.0 ** min(tries - 1, 20))
-
-
 def shares(wanted: Sequence[int], budget: int) -> list[int]:
     """Share a budget: all of it while anyone wants more; who wants little gets that, the others get the same each."""
     given = [0] * len(wanted)

@@ -10,7 +10,8 @@ import grpc
 import structlog
 
 from ister.core.errors import BusyError, FencedError
-from ister.core.ticks import back_off_s, seconds_left
+from ister.core.retry import backoff_s
+from ister.core.ticks import seconds_left
 from ister.pipeline.client import BrokerRefusedError, BrokerUnavailableError
 from ister.pipeline.job import SparkGoneError
 from ister.pipeline.task import Verdict
@@ -125,7 +126,7 @@ class Loop:
                 raise
             except BusyError as error:
                 tries += 1
-                wait_s = max(self._pace.least_s, back_off_s(tries, BACK_OFF_MAX_S))
+                wait_s = max(self._pace.least_s, backoff_s(tries, BACK_OFF_MAX_S))
                 log.warning("tick_failed", cause=str(error), tries=tries, again_in_s=wait_s)
                 self._stop.wait(wait_s)
             if wanted.fenced is not None:

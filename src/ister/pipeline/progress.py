@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ister.core.ticks import Waiting, back_off_s
+from ister.core.retry import backoff_s
+from ister.core.ticks import Waiting
 
 if TYPE_CHECKING:
     from ister.pipeline.plan import Place
@@ -67,7 +68,7 @@ class TopicProgress:
     def fail(self, cause: str, now: float, *, replan: bool = False) -> None:
         """Note that a tick did not carry it: the next one that takes it comes later each time."""
         tries = 1 + (0 if self.failure is None else self.failure.tries)
-        wait_s = 0.0 if replan and tries <= REPLANS_MAX else back_off_s(tries, BACK_OFF_MAX_S)
+        wait_s = 0.0 if replan and tries <= REPLANS_MAX else backoff_s(tries, BACK_OFF_MAX_S)
         self.failure = Failure(cause, tries, now + wait_s)
 
     def is_ready(self, now: float) -> bool:
