@@ -9,6 +9,7 @@ from ister.core.errors import (
     MissingObjectError,
     PoisonedError,
     PutUnknownError,
+    ResourceExhaustedError,
     StoreRefusedError,
     StoreUnavailableError,
 )
@@ -21,6 +22,7 @@ from ister.core.retry import TRANSIENT_ERRNOS, backoff_s, is_transient
         *[OSError(number, "busy") for number in TRANSIENT_ERRNOS],
         MemoryError(),
         DiskFullError("a"),
+        ResourceExhaustedError("open a", "Too many open files"),
         StoreUnavailableError("s3", "list", "503"),
         StoreRefusedError("s3", "list", "expired token"),
     ],

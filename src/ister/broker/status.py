@@ -77,6 +77,10 @@ STATUSES: Final[dict[type[IsterError], tuple[StatusCode, str]]] = {
         StatusCode.UNAVAILABLE,
         "the topic takes no messages since a write failed; the broker's operator must check the disk, then reopen it",
     ),
+    errors.ResourceExhaustedError: (
+        StatusCode.UNAVAILABLE,
+        "the broker is out of file descriptors or memory for the moment; no stored data is damaged, try again later",
+    ),
     errors.StoreUnavailableError: (
         StatusCode.UNAVAILABLE,
         "the object store does not answer the broker; nothing was changed, try again later",

@@ -159,6 +159,18 @@ class PoisonedError(BusyError):
         )
 
 
+class ResourceExhaustedError(BusyError):
+    """The process or the machine has run out of file descriptors, memory or threads; no stored data is damaged."""
+
+    def __init__(self, action: str, cause: str) -> None:
+        self.action = action
+        self.cause = cause
+        super().__init__(
+            f"could not {action} ({cause}): the process or the machine is out of file descriptors or memory; no stored "
+            "data is damaged, try again later, and raise the limit (ulimit -n) if this happens often"
+        )
+
+
 class StoreUnavailableError(BusyError):
     """The object store cannot be reached, or does not answer; nothing was changed."""
 
