@@ -3,11 +3,14 @@
 import hashlib
 import json
 import re
+import threading
 
 import pytest
 from schema_parts import definition
 
 from ister.core.errors import InvalidMessageError, InvalidRequestError
+from ister.core.schemas import json_payload
+from ister.core.schemas.json_compare import unreadable
 from ister.core.schemas.json_schema import SCHEMAS_MAX, JsonSchema
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
@@ -297,3 +300,64 @@ def test_half_a_character_is_refused_where_a_pattern_would_have_to_read_it():
 def test_a_reason_does_not_repeat_a_payload_at_length():
     long = json.dumps({"a" * 10_000: 1}).encode()
     assert len(complaint({"additionalProperties": False}, long)) < 500
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+REFERRED = {
+    "by a reference": {"$ref": "#/$defs/order", "$defs": {"order": USER}},
+    "by a reference of a reference": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": USER}},
+    "by itself": {"$ref": "#/$defs/a", "$defs": {"a": {**USER, "properties": {"next": {"$ref": "#/$defs/a"}}}}},
+    "beside unevaluated properties": {
+        "allOf": [{"$ref": "#/$defs/order"}],
+        "unevaluatedProperties": False,
+        "$defs": {"order": USER},
+    },
+}
+
+
+@pytest.mark.parametrize("schema", REFERRED.values(), ids=REFERRED.keys())
+def test_two_threads_that_use_a_schema_first_both_check_all_of_it(monkeypatch, schema):
+    """J2."""
+    parsed, compile_keyword = parse(schema), json_payload.compile_keyword
+    reached, go_on = threading.Event(), threading.Event()
+
+    def held_up(*args):
+        reached.set()
+        go_on.wait(10)
+        return compile_keyword(*args)
+
+    monkeypatch.setattr(json_payload, "compile_keyword", held_up)
+    first = threading.Thread(target=lambda: (parsed.check(b'{"id": 1}'), reached.set()))
+    first.start()
+    assert reached.wait(10)
+    try:
+        with pytest.raises(InvalidMessageError, match="has no 'id'"):
+            parsed.check(b"{}")
+    finally:
+        go_on.set()
+        first.join(10)
+
+
+def test_checking_and_comparing_change_nothing_that_threads_share(monkeypatch):
+    """J2."""
+    parsed = [parse(schema) for schema in (*REFERRED.values(), {"enum": [1], "$defs": {"unused": USER}})]
+
+    def never(*_):
+        raise AssertionError("compiled at run time")
+
+    monkeypatch.setattr(json_payload.Compiler, "compile", never)
+    for one in parsed:
+        with pytest.raises(InvalidMessageError):
+            one.check(b"{}")
+        unreadable(one, parsed[0])
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400"])
+@pytest.mark.parametrize("schema", [{"multipleOf": 0.01}, {"type": "number"}, {"maximum": 5}, {}])
+def test_a_number_that_no_float_can_hold_is_refused(schema, number):
+    """J13."""
+    assert "too large" in complaint(schema, number.encode())

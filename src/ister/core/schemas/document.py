@@ -31,7 +31,7 @@ def load_json(kind: str, definition: bytes) -> Json:
     check_size(kind, definition)
     try:
         document: Json = json.loads(
-            definition.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite
+            definition.decode(), object_pairs_hook=_object, parse_constant=no_constant, parse_float=finite_float
         )
         _check_shape(document)
     except UnicodeDecodeError:
@@ -99,11 +99,13 @@ def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return found
 
 
-def _no_constant(text: str) -> NoReturn:
+def no_constant(text: str) -> NoReturn:
+    """Refuse NaN and Infinity, which Python's parser takes."""
     raise ValueError(f"{text} is not JSON")
 
 
-def _finite(text: str) -> float:
+def finite_float(text: str) -> float:
+    """Return a number; ValueError when it is too large for a float, which Python's parser reads as infinity."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"the number {text[:40]} is too large")

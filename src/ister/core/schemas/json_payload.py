@@ -8,14 +8,16 @@ expressions backtrack. So a schema is compiled to functions once; the tests hold
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from ister.core.errors import InvalidMessageError
-from ister.core.schemas.document import shown
+from ister.core.schemas.document import finite_float, no_constant, shown
 from ister.core.schemas.json_keywords import Run, TooLongError, compile_keyword
 from ister.core.schemas.json_unevaluated import compile_unevaluated
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ister.core.schemas.document import Json
     from ister.core.schemas.json_keywords import Check
     from ister.core.schemas.json_schema import JsonSchema, SubSchema
@@ -25,16 +27,18 @@ STEPS_PER_BYTE: Final = 4
 
 
 class PayloadValidator:
-    """Validates payloads against one schema."""
+    """Validates payloads against one schema. Immutable once made, since threads share it: `schemas` are all subschemas."""
 
-    def __init__(self, schema: JsonSchema) -> None:
+    def __init__(self, schema: JsonSchema, schemas: Iterable[SubSchema]) -> None:
+        self._schema = schema
         self._compiler = Compiler(schema)
-        self._root = self._compiler.compile(schema.root)
+        self._compiler.compile_all((schema.root, *schemas))
+        self._root = self._compiler.compiled(schema.root)
 
     def check(self, payload: bytes) -> None:
         """Raise InvalidMessageError unless a payload is JSON and valid."""
         try:
-            value: Json = json.loads(payload.decode(), parse_constant=_no_constant)
+            value: Json = json.loads(payload.decode(), parse_constant=no_constant, parse_float=finite_float)
         except RecursionError:
             raise InvalidMessageError("payload", "is not JSON that can be used: it is nested too deeply") from None
         except ValueError as error:
@@ -45,21 +49,42 @@ class PayloadValidator:
 
     def accepts(self, part: SubSchema, value: Json, *, unsure: bool) -> bool:
         """Tell whether a part of the schema takes a value; `unsure` is the answer when that takes too long."""
+        compiler = self._compiler
+        if not compiler.knows(part):  # a comparison may meet what is no subschema in this dialect
+            compiler = Compiler(self._schema)
+            compiler.compile_all((part,))
         try:
-            return self._compiler.compile(part)(value, Run(STEPS_SPARE)) is None
+            return compiler.compiled(part)(value, Run(STEPS_SPARE)) is None
         except _UNSURE:
             return unsure
 
 
 class Compiler:
-    """Makes functions of the parts of one schema, each once."""
+    """Makes functions of the parts of one schema, each once: `compile_all` first, and only then are values checked."""
 
     def __init__(self, schema: JsonSchema) -> None:
         self.schema = schema
         self._compiled: dict[int, Check] = {}
+        self._referred: list[SubSchema] = []
+
+    def compile_all(self, parts: Iterable[SubSchema]) -> None:
+        """Compile some parts and everything that they refer to."""
+        self._referred += parts
+        while self._referred:
+            self.compile(self._referred.pop())
+
+    def knows(self, part: SubSchema) -> bool:
+        """Return True if a part is compiled."""
+        return isinstance(part, bool) or id(part) in self._compiled
+
+    def compiled(self, part: SubSchema) -> Check:
+        """Return the function of a part that was compiled."""
+        if isinstance(part, bool):
+            return _always if part else _never
+        return self._compiled[id(part)]
 
     def compile(self, part: SubSchema) -> Check:
-        """Return what checks a value against a part."""
+        """Return what checks a value against a part, once `compile_all` is done."""
         if isinstance(part, bool):
             return _always if part else _never
         known = self._compiled.get(id(part))
@@ -90,10 +115,11 @@ class Compiler:
         return check
 
     def _refer(self, target: SubSchema) -> Check:
-        """Return what checks against a part that may not be compiled yet: schemas lead in circles."""
+        """Return what checks against a part that is compiled later: schemas lead in circles."""
+        self._referred.append(target)
 
         def check(value: Json, run: Run) -> str | None:
-            return self.compile(target)(value, run)
+            return self.compiled(target)(value, run)
 
         return check
 
@@ -110,10 +136,6 @@ def _judge(check: Check, value: Json, steps: int) -> str | None:
         return ": it is nested too deeply"
     except UnicodeEncodeError:
         return ": it holds half a character"
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
 
 
 def _never(value: Json, run: Run) -> str | None:  # noqa: ARG001  # every check is called alike

@@ -16,7 +16,7 @@ from ister.core.schemas.kinds import SchemaType
 from ister.core.schemas.patterns import PatternError, check_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Self
 
     from ister.core.errors import InvalidRequestError
@@ -41,12 +41,19 @@ class JsonSchema:
 
     type: Final = SchemaType.JSON_SCHEMA
 
-    def __init__(self, root: SubSchema, dialect: Dialect, fingerprint: str, targets: dict[int, SubSchema]) -> None:
+    def __init__(
+        self,
+        root: SubSchema,
+        dialect: Dialect,
+        fingerprint: str,
+        targets: dict[int, SubSchema],
+        schemas: Iterable[SubSchema],
+    ) -> None:
         self.root = root
         self.dialect = dialect
         self.fingerprint = fingerprint
         self._targets = targets  # by the identity of what refers to them; all of it lives as long as the root
-        self.validator = PayloadValidator(self)
+        self.validator = PayloadValidator(self, schemas)
 
     @classmethod
     def parse(cls, definition: bytes) -> Self:
@@ -56,7 +63,7 @@ class JsonSchema:
         dialect = _dialect_of(document)
         reading = _Reading(dialect)
         root = reading.read(document)
-        schema = cls(root, dialect, name, reading.targets)
+        schema = cls(root, dialect, name, reading.targets, reading.schemas)
         costs = _Costs(schema)
         for one in reading.schemas:
             costs.of(one)

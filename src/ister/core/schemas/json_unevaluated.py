@@ -98,7 +98,7 @@ class _Seen:
             return set(range(len(value)))
         indexes = set(range(len(prefix))) if isinstance(prefix, list) else set()
         if "contains" in schema and tuple_word == "prefixItems":
-            inner = self._compiler.compile(_part(schema, "contains"))
+            inner = self._compiler.compiled(_part(schema, "contains"))
             indexes |= {index for index, one in enumerate(value) if inner(one, self._run) is None}
         for part in self._holding(schema, value):
             indexes |= self.indexes(part, value)
@@ -126,7 +126,7 @@ class _Seen:
             yield from (_part(named, name) for name in named if name in value)
 
     def _holds(self, part: SubSchema, value: Json) -> bool:
-        return self._compiler.compile(part)(value, self._run) is None
+        return self._compiler.compiled(part)(value, self._run) is None
 
 
 def _part(schema: dict[str, Json], keyword: str) -> SubSchema:
