@@ -68,16 +68,20 @@ def test_what_is_behind_the_first_fault_is_cut_and_what_nobody_told_of_as_well()
 
 
 def test_what_log_and_objects_do_not_have_is_named():
-    def lost(cut, **served):
-        return list(losses([cut], {int(name[1:]): Served(*span) for name, span in served.items()}))
+    def lost(cut, ends=0, **served):
+        return list(
+            losses([cut], {int(name[1:]): Served(*span) for name, span in served.items()}, {cut.partition: ends})
+        )
 
     assert lost(Cut(0, 10, 4, 0), p0=(0, 10)) == []
     assert lost(Cut(0, 10, 4, 0), p0=(4, 10)) == []
-    assert "offsets [4, 5) are lost" in lost(Cut(0, 10, 4, 0), p0=(5, 10))[0]
+    assert "offsets [4, 5) would be lost" in lost(Cut(0, 10, 4, 0), p0=(5, 10))[0]
     assert lost(Cut(0, 4, 4, 0), p0=(5, 10)) == [], "nothing is to be cut there"
     assert "its log ends at 3" in lost(Cut(0, 4, 4, 1), p0=(0, 3))[0]
     assert "the broker has no such partition" in lost(Cut(2, 10, 4, 0), p0=(0, 10))[0]
-    assert lost(Cut(2, 0, 0, 5), p0=(0, 10)) == [], "rows that were never ours"
+    assert "offsets [8, 10) would be lost" in lost(Cut(0, 10, 4, 0), p0=(0, 8))[0], "K1: the end counts, too"
+    assert "offsets [10, 20) would be lost" in lost(Cut(0, 4, 4, 3), ends=20, p0=(0, 10))[0], "and rows behind it"
+    assert "lacks offsets [0, 5)" in lost(Cut(2, 0, 0, 5), ends=5, p0=(0, 10))[0], "whoever wrote them"
 
 
 # --- real tables ------------------------------------------------------------------------------------------------------
@@ -258,8 +262,8 @@ def test_a_metadata_file_that_is_cut_short_and_its_predecessor_too(spark, catalo
 def test_what_log_and_objects_no_longer_have_is_refused_by_name(catalog, topic, mending, monkeypatch):
     loaded(catalog, topic).delete("topic_offset = 4")
     before = loaded(catalog, topic).metadata_location
-    monkeypatch.setattr(cli_lake, "_served", lambda *_: (1, {0: Served(7, 30)}))
-    with pytest.raises(RepairRefusedError, match=r"whole below offset 4 only.* begin at 7: offsets \[4, 7\) are lost"):
+    monkeypatch.setattr(cli_lake, "_served", lambda _: Served(7, 30))
+    with pytest.raises(RepairRefusedError, match=r"whole below offset 4 only.* at 7: offsets \[4, 7\) would be lost"):
         mending(topic)
     assert issubclass(RepairRefusedError, CorruptError)
     assert loaded(catalog, topic).metadata_location == before

@@ -234,12 +234,15 @@ def _repair(
     from ister.cli.lake_lines import show_repaired, show_repaired_json  # noqa: PLC0415  # see demo
     from ister.cli.remote import Remote  # noqa: PLC0415  # see demo
     from ister.config.lake import require_shared_catalog  # noqa: PLC0415  # see demo
+    from ister.pipeline.plan import Choice  # noqa: PLC0415  # see demo
 
     with reporting():
         config = load_or_refuse(file, data_dir).config
         require_shared_catalog(config, "ister lake repair")
+        choice = Choice((), config.storage.iceberg_config.writer.exclude)
         with Remote.broker(broker) as remote, looking_at(config) as catalog:
-            done = repair(remote, catalog, topic, dry_run=dry_run, ask=(lambda _: None) if yes else confirm)
+            agreed = (lambda _: None) if yes else confirm
+            done = repair(remote, catalog, topic, dry_run=dry_run, ask=agreed, choice=choice)
         if output is Output.JSON:
             show_repaired_json(done)
         else:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from ister.cli.display import bars, notice
 from ister.cli.exits import CheckFailedError
+from ister.cli.pipeline_status import why_none
 from ister.config.lake import catalog_properties, require_shared_catalog, sqlite_file
-from ister.core.errors import BusyError, IsterError, NotFoundError, UnknownOutcomeError
+from ister.core.errors import BusyError, IsterError, NotFoundError, PreconditionError, UnknownOutcomeError
 from ister.core.names import TopicName
 from ister.core.tables import TOPIC, base_of
 from ister.lake.errors import CommitConflictError
@@ -25,12 +26,13 @@ from ister.lake.repair import (
     mend,
 )
 from ister.lake.table import Lake
+from ister.pipeline.client import frames_start
 from ister.pipeline.maintenance import Upkeep, tables_of
-from ister.pipeline.plan import place_of
+from ister.pipeline.plan import Choice, place_of
 from ister.rpc import ister_v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pyiceberg.catalog import Catalog
 
@@ -145,14 +147,24 @@ class Repaired:
 
 
 def repair(
-    broker: Remote, catalog: Catalog | None, topic: str, *, dry_run: bool, ask: Callable[[str], None]
+    broker: Remote,
+    catalog: Catalog | None,
+    topic: str,
+    *,
+    dry_run: bool,
+    ask: Callable[[str], None],
+    choice: Choice | None = None,
 ) -> Repaired:
-    """Mend a topic's table; asks before it changes anything. RepairRefusedError when something is lost."""
+    """Mend a topic's table; asks before it changes anything. RepairRefusedError when something would be lost.
+
+    `choice` is which topics the pipeline takes: a table that nothing appends to is not cut.
+    """
     base = base_of(TopicName.parse(topic))
-    generation, served = _served(broker, base)
+    stored = _stored(broker, base)
     if catalog is None:
         raise NotFoundError(f"{base} has no table: the lake is empty")
     for _ in range(TRIES):
+        generation = stored.generation
         fallback = fallback_of(catalog, base, generation)
         table = find_table(catalog, base, generation) if fallback is None else fallback.table
         if table is None:
@@ -161,11 +173,15 @@ def repair(
             )
         diagnosis = examine(table, base, generation)
         report = _report(base, diagnosis, fallback, dry_run=dry_run)
-        if lost := list(losses(diagnosis.cuts, served)):
-            raise RepairRefusedError(report.table, lost)
+        stored = _provable(broker, base, diagnosis)
+        if not report.sound:
+            stored.require_appended(choice or Choice())
         if report.sound or dry_run:
             return report
         ask(_question(report))
+        stored = _provable(broker, base, diagnosis)  # retention went on while the question was open
+        if stored.generation != generation:
+            continue
         try:
             if fallback is not None:
                 fall_back(catalog, fallback)
@@ -179,20 +195,48 @@ def repair(
     raise CommitConflictError(str(base), TRIES, "stop the pipeline first")
 
 
-def _served(broker: Remote, base: TopicName) -> tuple[int, dict[int, Served]]:
-    """Return the newest generation of a topic, and what log and objects have of each of its partitions."""
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A topic as its broker has it: the newest generation, and what log and objects hold of each partition."""
+
+    topics: Sequence[pb.Topic]
+    generation: int
+    served: Mapping[int, Served]
+
+    def require_appended(self, choice: Choice) -> None:
+        """Raise PreconditionError unless the pipeline appends to the topic's table."""
+        for one in self.topics:
+            if why := why_none(one, choice):
+                raise PreconditionError(
+                    f"the pipeline does not append to the table of {one.name} ({why}), and a repair deletes rows for it to "
+                    "append again; nothing was changed. Turn the table on first"
+                )
+
+
+def _stored(broker: Remote, base: TopicName) -> _Stored:
+    """Ask the broker for a topic and its partitions."""
     request = pb.ListTopicsRequest(namespace=base.namespace)
     topics = broker.ask("/ister.v1.Storage/ListTopics", request, pb.ListTopicsResponse).topics
-    places = [(place_of(one), one.offsets) for one in topics if one.generation and one.HasField("offsets")]
-    ours = [(place, offsets) for place, offsets in places if place.base == base]
+    ours = [one for one in topics if one.generation and one.HasField("offsets") and place_of(one).base == base]
     if not ours:
         raise NotFoundError(f"there is no stored topic {base} at this broker; `ister topics list` names what there is")
-    generation = max(place.generation for place, _ in ours)
-    return generation, {
-        place.partition: Served(offsets.start, offsets.next)
-        for place, offsets in ours
-        if place.generation == generation
-    }
+    generation = max(one.generation for one in ours)
+    newest = [one for one in ours if one.generation == generation]
+    return _Stored(newest, generation, {place_of(one).partition: _served(one.offsets) for one in newest})
+
+
+def _served(offsets: pb.Offsets) -> Served:
+    """Return what log and objects hold without a gap, and is synced; `start` and `lake_upto` also count the table's rows."""
+    has_gap = offsets.cloud_start < offsets.cloud_stop < offsets.log_start
+    return Served(offsets.log_start if has_gap else frames_start(offsets), offsets.synced)
+
+
+def _provable(broker: Remote, base: TopicName, diagnosis: Diagnosis) -> _Stored:
+    """Return the topic as it is now; RepairRefusedError when log and objects could not give back what is cut."""
+    stored = _stored(broker, base)
+    if lost := list(losses(diagnosis.cuts, stored.served, diagnosis.ends)):
+        raise RepairRefusedError(".".join(diagnosis.table.name()), lost)
+    return stored
 
 
 def _check(catalog: Catalog, base: TopicName, generation: int) -> None:

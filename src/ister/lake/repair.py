@@ -7,7 +7,7 @@ leaves the table in the same commit; unless an older snapshot, from before a com
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -32,6 +32,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from ister.core.errors import CorruptError, CorruptMetadataError, IsterError
+from ister.core.layout import OFFSET_MAX, Part
 from ister.core.tables import (
     EPOCH,
     GENERATION,
@@ -80,7 +81,7 @@ class RepairRefusedError(CorruptError):
         self.losses = tuple(losses)
         super().__init__(
             f"table {table} cannot be repaired: {'; '.join(losses)}; nothing was changed. Restore the objects, or keep the "
-            "table as it is and turn it off for this topic (lake=false)"
+            "table as it is and turn it off for this topic (lake=false); rows that someone else wrote delete with `ister sql`"
         )
 
 
@@ -104,6 +105,8 @@ class Offsets:
 
     def __init__(self) -> None:
         self.rows = 0
+        self.end = 0
+        """The offset behind the last one, also of rows that cannot be read."""
         self._starts = np.empty(0, np.int64)
         self._stops = np.empty(0, np.int64)
         self._twice: int | None = None
@@ -127,6 +130,7 @@ class Offsets:
             return
         self.rows += len(offsets)
         ordered = np.sort(offsets)
+        self.end = max(self.end, int(ordered[-1]) + 1)
         steps = np.diff(ordered)
         self._note_twice(ordered[1:][steps == 0])
         cuts = np.flatnonzero(steps > 1)
@@ -135,6 +139,7 @@ class Offsets:
     def join(self, other: Offsets) -> None:
         """Count what was counted elsewhere."""
         self.rows += other.rows
+        self.end = max(self.end, other.end)
         if other._twice is not None:
             self._note_twice(np.array([other._twice]))
         if other.runs:
@@ -164,7 +169,7 @@ class Fallback(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What log and objects have of a partition: offsets [start, next)."""
+    """The offsets [start, next) of a partition that log and objects hold durably, without a gap; never what a table has."""
 
     start: int
     next: int
@@ -181,6 +186,8 @@ class Diagnosis:
     """Data files that are gone or damaged, and leave the table."""
     back_to: Snapshot | None = None
     """An older snapshot that is all there and holds more than what is left of the newest."""
+    ends: Mapping[int, int] = field(default_factory=dict)
+    """Partition to the offset behind its last row in the newest snapshot, readable or not."""
 
     @property
     def sound(self) -> bool:
@@ -263,26 +270,35 @@ def cuts_of(held: Mapping[int, Offsets], said: Mapping[int, int] | None) -> list
     return cuts
 
 
-def losses(cuts: Sequence[Cut], served: Mapping[int, Served]) -> Iterator[str]:
-    """Name every offset that a cut would lose, because log and objects do not have it."""
+def losses(cuts: Sequence[Cut], served: Mapping[int, Served], ends: Mapping[int, int]) -> Iterator[str]:
+    """Name every offset that a repair would lose, because log and objects do not hold it.
+
+    The pipeline must append [keep, …) again, so each of these offsets up to what the table says (`said`) and up to its last
+    row (`ends`) must be in log or objects.
+    """
     for cut in cuts:
-        if not cut.changes:
+        stop = max(cut.said, ends.get(cut.partition, 0))
+        if not cut.changes and stop <= cut.keep:
             continue
         has = served.get(cut.partition)
         if has is None:
-            if cut.said > cut.keep:
-                yield (
-                    f"partition {cut.partition} lacks offsets [{cut.keep}, {cut.said}), and the broker has no such partition"
-                )
+            if stop > cut.keep:
+                yield f"partition {cut.partition} lacks offsets [{cut.keep}, {stop}), and the broker has no such partition"
         elif cut.keep < has.start:
+            none = " (this broker holds none of its messages; if it is read-only, name the owner's by --broker)"
             yield (
-                f"partition {cut.partition} is whole below offset {cut.keep} only, and log and objects begin at {has.start}: "
-                f"offsets [{cut.keep}, {has.start}) are lost"
+                f"partition {cut.partition} is whole below offset {cut.keep} only, and log and objects begin at {has.start}"
+                f"{none if has.start == has.next else ''}: offsets [{cut.keep}, {has.start}) would be lost"
             )
         elif cut.keep > has.next:
             yield (
                 f"partition {cut.partition} holds offsets up to {cut.keep}, and its log ends at {has.next}: this is not the "
                 "log that the table was made from"
+            )
+        elif stop > has.next:
+            yield (
+                f"partition {cut.partition} is whole below offset {cut.keep} only and goes up to {stop}, and its log ends at "
+                f"{has.next}: offsets [{has.next}, {stop}) would be lost"
             )
 
 
@@ -304,6 +320,7 @@ def examine(table: Table, topic: TopicName, generation: int) -> Diagnosis:
         found = str(error)
     held, ruined = _held(table, table.current_snapshot())
     cuts = cuts_of(held, said)
+    ends = {partition: offsets.end for partition, offsets in held.items()}
     told = [found] if found else []
     told += [f"data file {path}: {reason}" for path, reason in list(ruined.items())[:SHOWN_MAX]]
     told += [f"{len(ruined) - SHOWN_MAX:,} more data files like these"] if len(ruined) > SHOWN_MAX else []
@@ -312,8 +329,8 @@ def examine(table: Table, topic: TopicName, generation: int) -> Diagnosis:
         then = cuts_of(there, said)
         if not lost and not any(cut.rows for cut in then) and _kept(then) > _kept(cuts):
             told.append(f"an older snapshot is all there: it goes back to snapshot {older.snapshot_id}")
-            return Diagnosis(table, then, "; ".join(told), back_to=older)
-    return Diagnosis(table, cuts, "; ".join(told), tuple(ruined))
+            return Diagnosis(table, then, "; ".join(told), back_to=older, ends=ends)
+    return Diagnosis(table, cuts, "; ".join(told), tuple(ruined), ends=ends)
 
 
 def mend(diagnosis: Diagnosis) -> None:
@@ -490,7 +507,7 @@ def _ancestors(table: Table, ruined: Mapping[str, str], rows: int) -> Iterator[S
 def _held(table: Table, snapshot: Snapshot | None) -> tuple[dict[int, Offsets], dict[str, str]]:
     """Read the offsets of each partition, a few MiB at a time; and which data files cannot be read, and why."""
     name, held, ruined = ".".join(table.name()), dict[int, Offsets](), dict[str, str]()
-    index = FileIndex()
+    index, unread = FileIndex(), list[Part]()
     try:
         index.turn(snapshot, table.io)
     except Exception as error:
@@ -507,9 +524,15 @@ def _held(table: Table, snapshot: Snapshot | None) -> tuple[dict[int, Offsets], 
             if not is_gone and isinstance(error, OSError) and (problem := unreachable(table.io, part.path)):
                 raise LakeUnavailableError(name, f"read {part.path} of", problem) from error
             ruined[part.path] = "it is not there" if is_gone else f"it cannot be decoded ({error})"
+            unread.append(part)
             continue
         for partition, seen in found.items():
             held.setdefault(partition, Offsets()).join(seen)
+    for part in unread:
+        first, last = part.partition_first, part.partition_last
+        for number in {first, last, *(one for one in held if first <= one <= last)} - {OFFSET_MAX}:
+            lost = held.setdefault(number, Offsets())
+            lost.end = max(lost.end, part.last + 1 if part.last < OFFSET_MAX else 0)
     return held, ruined
 
 

@@ -1,0 +1,178 @@
+"""K1. `ister lake repair` deletes only rows that log or objects hold durably; the table is no backup of itself."""
+
+import json
+from pathlib import Path
+from urllib.parse import urlparse
+
+import pytest
+from lake_parts import TOPIC, append, assert_exact, lake_of
+
+from ister.broker.v1_shapes import offsets_of
+from ister.cli.exits import exit_code
+from ister.cli.lake import repair
+from ister.core.errors import PreconditionError
+from ister.lake.repair import RepairRefusedError
+from ister.pipeline.plan import Choice
+from ister.rpc import ister_v1_pb2 as pb
+
+
+class FakeBroker:
+    """Answers ListTopics with one topic, whose offsets may change from answer to answer."""
+
+    def __init__(self, *answers, lake=True):
+        self.answers = list(answers)
+        self.policies = json.dumps({"lake": lake})
+
+    def ask(self, _method, _request, _answer):
+        offsets = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        topic = pb.Topic(
+            name=str(TOPIC), generation=1, dispatch=pb.DISPATCH_RELIABLE, policies=self.policies, offsets=offsets
+        )
+        return pb.ListTopicsResponse(topics=[topic])
+
+
+def iceberg_offsets(*, log_start, cloud=None, end=30):
+    """What a broker with `storage.type: iceberg` answers: `start` is 0, as the table holds what log and objects do not."""
+    offsets = pb.Offsets(start=0, next=end, synced=end, log_start=log_start, lake_upto=end)
+    if cloud is not None:
+        offsets.cloud_start, offsets.cloud_stop = cloud
+    return offsets
+
+
+def read_only_offsets():
+    class Topic:
+        log, reliable, problem, next_offset = None, True, None, 30
+
+    return offsets_of(None, Topic())
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A table of 30 rows in three data files."""
+    lake = lake_of(tmp_path)
+    found = lake.table(TOPIC, 1)
+    found.claim(1)
+    for _ in range(3):
+        append(found, 10)
+    yield found
+    lake.close()
+
+
+def raw(table):
+    return table._table.catalog.load_table(table.identifier)
+
+
+def make_hole(table):
+    raw(table).delete("topic_offset = 3")
+
+
+def ruin_first_file(table):
+    files = sorted(task.file.file_path for task in raw(table).scan().plan_files())
+    Path(urlparse(files[0]).path).write_bytes(b"PAR1")
+
+
+def mended(table, broker, *, dry_run=False, ask=lambda _: None, choice=None):
+    return repair(broker, table._table.catalog, str(TOPIC), dry_run=dry_run, ask=ask, choice=choice)
+
+
+def refuse_to_ask(question):
+    raise AssertionError(f"asked although rows would be lost: {question}")
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize("harm", [make_hole, ruin_first_file])
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        iceberg_offsets(log_start=25),
+        iceberg_offsets(log_start=25, cloud=(20, 25)),
+        iceberg_offsets(log_start=30, cloud=(5, 30)),
+        iceberg_offsets(log_start=25, cloud=(0, 20)),
+        iceberg_offsets(log_start=0, end=20),
+        read_only_offsets(),
+    ],
+    ids=[
+        "log pruned",
+        "log and objects pruned",
+        "objects pruned",
+        "a gap between",
+        "log cut short",
+        "read-only broker",
+    ],
+)
+def test_rows_that_only_the_table_has_are_never_cut(table, harm, offsets, dry_run):
+    harm(table)
+    before = raw(table).metadata_location
+    with pytest.raises(RepairRefusedError, match=r"offsets \[\d+, \d+\) would be lost") as refused:
+        mended(table, FakeBroker(offsets), dry_run=dry_run, ask=refuse_to_ask)
+    assert exit_code(refused.value) == 1
+    assert raw(table).metadata_location == before
+
+
+@pytest.mark.parametrize("harm", [make_hole, ruin_first_file])
+@pytest.mark.parametrize("offsets", [iceberg_offsets(log_start=0), iceberg_offsets(log_start=25, cloud=(0, 25))])
+def test_rows_that_log_and_objects_hold_together_are_cut_and_appended_again(table, harm, offsets):
+    harm(table)
+    cut = mended(table, FakeBroker(offsets)).cuts[0]
+    table.refresh()
+    assert table.upto(0) == cut.keep < 4
+    append(table, 30 - cut.keep)
+    assert_exact(table)
+
+
+def test_a_read_only_broker_is_named_as_the_cause(table):
+    make_hole(table)
+    with pytest.raises(RepairRefusedError, match="if it is read-only, name the owner's"):
+        mended(table, FakeBroker(read_only_offsets()))
+
+
+def test_messages_that_are_not_synced_do_not_count_as_held(table):
+    make_hole(table)
+    offsets = pb.Offsets(start=0, next=30, synced=20, log_start=0)
+    with pytest.raises(RepairRefusedError, match=r"offsets \[20, 30\) would be lost"):
+        mended(table, FakeBroker(offsets))
+
+
+def test_what_retention_deletes_while_the_question_is_open_is_noticed(table):
+    make_hole(table)
+    before = raw(table).metadata_location
+    whole, pruned = iceberg_offsets(log_start=0), iceberg_offsets(log_start=25)
+    asked = []
+    with pytest.raises(RepairRefusedError):
+        mended(table, FakeBroker(whole, whole, pruned), ask=asked.append)
+    assert len(asked) == 1
+    assert raw(table).metadata_location == before
+
+
+@pytest.mark.parametrize("harm", [None, make_hole])
+def test_a_table_whose_property_cannot_be_read_is_measured_by_its_rows(table, harm):
+    if harm is not None:
+        harm(table)
+    with raw(table).transaction() as change:
+        change.set_properties({"ister.upto": "?"})
+    broker = FakeBroker(iceberg_offsets(log_start=25))
+    if harm is None:
+        assert mended(table, broker).cuts[0].keep == 30
+    else:
+        with pytest.raises(RepairRefusedError, match=r"offsets \[3, 25\) would be lost"):
+            mended(table, broker)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("lake", "choice", "why"),
+    [(False, Choice(), "lake"), (True, Choice((), ("/default/*",)), r"writer\.exclude")],
+)
+def test_a_table_that_the_pipeline_does_not_append_to_is_not_cut(table, lake, choice, why, dry_run):
+    """K12. Nothing would append the rows again."""
+    make_hole(table)
+    before = raw(table).metadata_location
+    broker = FakeBroker(iceberg_offsets(log_start=0), lake=lake)
+    with pytest.raises(PreconditionError, match=rf"does not append.*{why}"):
+        mended(table, broker, choice=choice, dry_run=dry_run, ask=refuse_to_ask)
+    assert raw(table).metadata_location == before
+
+
+def test_a_sound_table_is_sound_whatever_log_and_objects_hold(table):
+    broker = FakeBroker(iceberg_offsets(log_start=30), lake=False)
+    assert mended(table, broker).sound
