@@ -24,17 +24,6 @@ from ister.wal import WalConfig
 TOKEN = "the-child's"
 
 
-class HeaderCall(FakeCall):
-    """A call that carries headers."""
-
-    def __init__(self, headers):
-        super().__init__()
-        self.headers = headers
-
-    def header(self, key):
-        return self.headers.get(key)
-
-
 class Asker:
     """Calls methods by service and name, through encoded messages; `danube` and `v1` shorten the services' names."""
 
@@ -60,7 +49,7 @@ class Asker:
         method = self.method(path)
         assert not isinstance(method, ServerStream)
         request = method.request.FromString(method.request(**fields).SerializeToString())
-        args = (request, HeaderCall(headers or {})) if wants_call(method.handler) else (request,)
+        args = (request, FakeCall(headers)) if wants_call(method.handler) else (request,)
         answer = await method.handler(*args)
         assert type(answer) is method.response
         return method.response.FromString(answer.SerializeToString())

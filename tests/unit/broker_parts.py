@@ -43,11 +43,12 @@ class FakeCall:
     peer = "test"
     cancelled = False
 
-    def __init__(self):
+    def __init__(self, headers=None):
         self.trailing = {}
+        self.headers = headers or {}
 
-    def header(self, _key):
-        return None
+    def header(self, key):
+        return self.headers.get(key)
 
     def trail(self, key, value):
         self.trailing[key] = value
@@ -63,7 +64,7 @@ class Client:
         self.discovery = Discovery(broker)
         self.requests = 0
 
-    async def producer(self, topic, name="p", *, reliable=True, subject=None, exclusive=False):
+    async def producer(self, topic, name="p", *, reliable=True, subject=None, exclusive=False, call=None):
         request = ProducerRequest(
             request_id=1,
             producer_name=name,
@@ -73,11 +74,11 @@ class Client:
         )
         if subject is not None:
             request.schema_ref.subject = subject
-        return (await self.producing.create_producer(request)).producer_id
+        return (await self.producing.create_producer(request, call or FakeCall())).producer_id
 
-    async def send(self, topic, producer, payload, *, name="p", **fields):
+    async def send(self, topic, producer, payload, *, name="p", call=None, **fields):
         self.requests += 1
-        call = FakeCall()
+        call = call or FakeCall()
         message = StreamMessage(
             request_id=self.requests,
             msg_id=MsgID(producer_id=producer, topic_name=topic, broker_addr="http://b"),

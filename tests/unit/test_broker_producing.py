@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from broker_parts import BrokerWorld
+from broker_parts import BrokerWorld, FakeCall
 from danube.proto.DanubeApi_pb2 import ProducerRequest, StreamMessage
 
 from ister.broker import ids
@@ -16,10 +16,12 @@ from ister.core.errors import (
     DrainingError,
     InvalidNameError,
     InvalidRequestError,
+    LevelNotReachedError,
     LimitError,
     NotFoundError,
     PreconditionError,
 )
+from ister.core.names import TopicName
 
 T = "/default/t"
 
@@ -94,7 +96,7 @@ def test_what_is_wrong_with_a_request_is_told_in_the_order_of_the_protocol(tmp_p
                 await client.producer(T, "q", subject="unregistered")
             with pytest.raises(InvalidRequestError):
                 await client.producing.create_producer(
-                    ProducerRequest(topic_name=T, producer_name="x", dispatch_strategy=7)
+                    ProducerRequest(topic_name=T, producer_name="x", dispatch_strategy=7), FakeCall()
                 )
             with pytest.raises(InvalidRequestError):
                 await client.producer(T, "")
@@ -252,3 +254,47 @@ def test_numbers_of_producers_are_positive_and_tell_their_topic():
         assert ids.may_send(number, T)
         assert not ids.may_send(number, "/default/t2")
     assert ids.consumer_id("a", "b", "c") != ids.consumer_id("a", "bc", "")
+
+
+def test_a_client_that_means_one_generation_creates_no_topic_and_writes_to_no_other(tmp_path):
+    """M2."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            created = FakeCall()
+            producer = await client.producer(T, call=created)
+            assert created.trailing == {"ister-generation": "1"}
+            meant = {"ister-generation": "1"}
+            assert await client.producer(T, call=FakeCall(meant)) == producer
+            assert await client.send(T, producer, b"x", call=FakeCall(meant)) == 0
+            await client.broker.delete_topic(TopicName.parse(T))
+            with pytest.raises(NotFoundError, match="its generation 1 was deleted"):
+                await client.producer(T, call=FakeCall(meant))
+            assert T not in client.broker.topics
+            again = FakeCall()
+            await client.producer(T, call=again)
+            assert again.trailing == {"ister-generation": "2"}
+            for act in (client.producer(T, call=(first := FakeCall(meant))),
+                        client.send(T, producer, b"x", call=(second := FakeCall(meant)))):  # fmt: skip
+                with pytest.raises(PreconditionError, match="has generation 2, not 1"):
+                    await act
+            assert first.trailing == second.trailing == {"ister-generation": "2"}
+            assert client.broker.topics[T].next_offset == 0
+
+    run(act())
+
+
+def test_a_message_whose_level_is_not_reached_in_time_is_answered_with_its_offset_and_the_level(tmp_path):
+    """M3."""
+
+    async def act():
+        policies = CompletePolicies(ack_level="lake", ack_timeout_ms=1)
+        async with BrokerWorld(tmp_path).broker(policies=policies) as client:
+            producer = await client.producer(T)
+            for offset in range(2):
+                call = FakeCall()
+                with pytest.raises(LevelNotReachedError):
+                    await client.send(T, producer, b"x", call=call)
+                assert call.trailing == {"ister-offset": str(offset), "ister-pending-level": "lake"}
+
+    run(act())

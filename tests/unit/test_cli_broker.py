@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from interop.broker import Broker
 from ister.cli import consume as consume_module
+from ister.cli import produce as produce_module
 from ister.cli.app import app
 
 pytestmark = pytest.mark.slow
@@ -162,6 +163,34 @@ def test_messages_before_a_failure_are_counted(run, topic, tmp_path):
     result = run("produce", topic, "-m", "x", "-f", tmp_path / "none")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[0] == "ister: 1 message had been answered before."
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "created_again"])
+def test_a_topic_that_is_deleted_while_messages_are_sent_is_not_created_again(run, topic, again, monkeypatch):
+    """M2."""
+
+    def deleted_between_two(texts, files):
+        yield b"one"
+        ok(run("topics", "delete", topic, "--yes"))
+        if again:
+            ok(run("topics", "create", topic))
+        yield b"two"
+
+    monkeypatch.setattr(produce_module, "payloads", deleted_between_two)
+    result = run("produce", topic)
+    assert result.exit_code == 2
+    assert ("was deleted and created again" if again else "not found") in result.stderr
+    monkeypatch.undo()
+    left = json.loads(ok(run("topics", "list", "-o", "json")))["topics"]
+    assert [one["next"] for one in left if one["topic"] == topic] == [0] * again
+
+
+def test_a_message_that_is_stored_below_its_level_is_said_to_be_stored_and_not_sent_again(run, topic):
+    """M3."""
+    ok(run("topics", "create", topic, "ack_level=lake", "ack_timeout_ms=50"))
+    told = refused(run("produce", topic, "-m", "x"), code=5)
+    assert told == f"topic {topic}: all below offset 1 is in the log, not yet in the table; do not send it again."
+    assert json.loads(ok(run("topics", "describe", topic, "-o", "json")))["topics"][0]["next"] == 1
 
 
 @pytest.mark.parametrize("words", [["-s", "mine"], []], ids=["named", "our_own"])

@@ -13,7 +13,7 @@ import structlog
 
 from ister.broker.records import PipelineRecord, UptoRecord
 from ister.broker.wakeups import Wakeups
-from ister.core.errors import BusyError, InvalidRequestError, PreconditionError, UnknownOutcomeError
+from ister.core.errors import BusyError, InvalidRequestError, LevelNotReachedError, PreconditionError
 from ister.ports.progress import Progress
 
 if TYPE_CHECKING:
@@ -27,16 +27,18 @@ EPOCH_MAX = 1 << 62
 """No table has ever been claimed so often; behind it there is room for as many again."""
 
 
-class NotInLakeError(UnknownOutcomeError):
+class NotInLakeError(LevelNotReachedError):
     """A message is in the log and synced, but not yet in its table."""
 
+    level = "lake"
+
     def __init__(self, topic: str, offset: int, cause: str) -> None:
-        self.topic = topic
-        self.offset = offset
         self.cause = cause
         super().__init__(
+            topic,
+            offset,
             f"topic {topic}: messages below offset {offset} are in the log and synced, but not yet in the table "
-            f"({cause}); do not send them again, they are committed once the pipeline gets to them"
+            f"({cause}); do not send them again, they are committed once the pipeline gets to them",
         )
 
 

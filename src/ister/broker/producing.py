@@ -16,10 +16,11 @@ from danube.proto.DanubeApi_pb2 import StreamMessage as WireMessage
 
 from ister.broker.service import Service, Unary
 from ister.broker.texts import check_name
-from ister.core.errors import InvalidRequestError, NotFoundError, PreconditionError
+from ister.core.errors import InvalidRequestError, LevelNotReachedError, NotFoundError, PreconditionError
 from ister.core.histogram import Histogram
 from ister.core.message import NO_ATTRIBUTES, MsgID, StreamMessage
 from ister.core.names import TopicName
+from ister.core.wire_keys import GENERATION_KEY, OFFSET_KEY, PENDING_LEVEL_KEY
 
 if TYPE_CHECKING:
     from ister.broker.broker import Broker
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ister.broker.topic import Topic
     from ister.broker.validation import Validation
 
-OFFSET_KEY = "ister-offset"
-"""The trailing metadata that tells a message's offset."""
 ATTRIBUTES_MAX = 1024
 SAMPLED = 16
 """One message of so many is timed: the beginning of each is known anyway, its end would cost another look at the clock."""
@@ -55,8 +54,11 @@ class Producing:
             ),
         )
 
-    async def create_producer(self, request: ProducerRequest) -> ProducerResponse:
-        """Attach a producer to a topic, which is made if need be; the same name gets the same id."""
+    async def create_producer(self, request: ProducerRequest, call: Call) -> ProducerResponse:
+        """Attach a producer to a topic; the same name gets the same id.
+
+        A topic that does not exist is created, unless the client means one generation of it.
+        """
         name = TopicName.parse(request.topic_name)
         check_name("producer_name", request.producer_name)
         reliable = _reliable(request.dispatch_strategy)
@@ -66,10 +68,13 @@ class Producing:
         broker = self._broker
         topic = broker.topics.get(request.topic_name)
         if topic is None:
+            if (wanted := call.header(GENERATION_KEY)) is not None:
+                raise NotFoundError(f"topic {name} not found; its generation {wanted} was deleted")
             if subject:
                 self._check_registered(subject)
             topic = await broker.find_or_create_topic(name, reliable=reliable, subject=subject or None)
         topic.check()
+        _check_generation(topic, call)
         if topic.reliable != reliable:
             has, wants = ("Reliable", "NonReliable") if topic.reliable else ("NonReliable", "Reliable")
             raise PreconditionError(f"topic {name} is {has}; a {wants} producer cannot be attached to it")
@@ -77,6 +82,7 @@ class Producing:
             await self._bind(topic, subject)
         exclusive = request.producer_access_mode == ProducerAccessMode.Exclusive
         producer = topic.attach(request.producer_name, exclusive=exclusive)
+        call.trail(GENERATION_KEY, str(topic.generation))
         return ProducerResponse(
             request_id=request.request_id, producer_id=producer.id, producer_name=request.producer_name
         )
@@ -103,6 +109,7 @@ class Producing:
         topic = self._broker.topics.get(wire_id.topic_name)
         if topic is None:
             raise NotFoundError(f"topic {TopicName.parse(wire_id.topic_name)} not found; create a producer first")
+        _check_generation(topic, call)
         number = wire_id.producer_id
         began = topic.producer(number, request.producer_name).seen
         payload = request.payload
@@ -127,13 +134,28 @@ class Producing:
         schema = topic.record.topic_schema
         if schema.subject is not None or schema.validation == "enforce":
             await self._validation.check(topic.text, schema, message)
-        offset = await topic.publish(message)
+        try:
+            offset = await topic.publish(message)
+        except LevelNotReachedError as error:
+            call.trail(OFFSET_KEY, str(error.offset - 1))
+            call.trail(PENDING_LEVEL_KEY, error.level)
+            raise
         if self._sent % SAMPLED == 0:
             self.send_ms.observe((asyncio.get_running_loop().time() - began) * 1000)
         self._sent += 1
         if topic.reliable:
             call.trail(OFFSET_KEY, str(offset))
         return MessageResponse(request_id=request.request_id)
+
+
+def _check_generation(topic: Topic, call: Call) -> None:
+    """Refuse a client that means another generation of the topic: it would write to a topic that it does not know."""
+    wanted = call.header(GENERATION_KEY)
+    if wanted is not None and wanted != str(topic.generation):
+        call.trail(GENERATION_KEY, str(topic.generation))
+        raise PreconditionError(
+            f"topic {topic.text} has generation {topic.generation}, not {wanted[:20]}: it was deleted and created again"
+        )
 
 
 def _reliable(strategy: int) -> bool:

@@ -165,6 +165,10 @@ STATUSES: Final[dict[type[IsterError], tuple[StatusCode, str]]] = {
         StatusCode.UNKNOWN,
         "the metadata store did not say whether this change happened; look before sending it again",
     ),
+    errors.LevelNotReachedError: (
+        StatusCode.UNKNOWN,
+        "topic {topic}: all below offset {offset} is in the log, not yet at the topic's level; do not send it again",
+    ),
     NotInCloudError: (
         StatusCode.UNKNOWN,
         "topic {topic}: all below offset {offset} is in the log, not yet in an object; do not send it again",

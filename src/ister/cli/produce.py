@@ -28,13 +28,12 @@ from ister.cli.remote import Remote
 from ister.core.errors import BusyError, IsterError, NotFoundError
 from ister.core.names import TopicName
 from ister.core.routing import fnv1a
+from ister.core.wire_keys import GENERATION_KEY, OFFSET_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-OFFSET = "ister-offset"
-"""The metadata behind an answer that tells the offset of a message."""
 PATIENCE_S = 30.0
 """How long a broker may be away before we give up."""
 RETRY_S = 0.2
@@ -113,6 +112,8 @@ class _Sender:
         names = sorted(found.partitions, key=partition_number) or [sending.topic]
         self.sent = [Sent(name) for name in names]
         self._producers: dict[str, int] = {}
+        self._generations: dict[str, str] = {}
+        """Of each topic, so that one that is deleted meanwhile is not created again."""
 
     @property
     def count(self) -> int:
@@ -120,7 +121,10 @@ class _Sender:
         return sum(sent.messages for sent in self.sent)
 
     def send(self, payload: bytes) -> None:
-        """Send one message, as often as it takes; one whose answer was lost may so be stored twice."""
+        """Send one message, again while the broker is away; one whose answer was lost may so be stored twice.
+
+        One that is stored and has not reached its level in time (StoredError) is never sent again.
+        """
         sent = self._route()
         deadline: float | None = None
         renewed = False
@@ -160,8 +164,10 @@ class _Sender:
             attributes=sending.attributes,
             routing_key=sending.key,
         )
-        _, told = self._broker.change_told("/danube.ProducerService/SendMessage", message, MessageResponse)
-        return int(told[OFFSET]) if OFFSET in told else None
+        _, told = self._broker.change_told(
+            "/danube.ProducerService/SendMessage", message, MessageResponse, self._generation(topic)
+        )
+        return int(told[OFFSET_KEY]) if OFFSET_KEY in told else None
 
     def _create(self, topic: str) -> int:
         strategy = DispatchStrategy.Reliable if self._sending.reliable else DispatchStrategy.NonReliable
@@ -171,7 +177,16 @@ class _Sender:
             topic_name=topic,
             dispatch_strategy=strategy,
         )
-        return self._broker.change("/danube.ProducerService/CreateProducer", request, ProducerResponse).producer_id
+        found, told = self._broker.change_told(
+            "/danube.ProducerService/CreateProducer", request, ProducerResponse, self._generation(topic)
+        )
+        if GENERATION_KEY in told:
+            self._generations[topic] = told[GENERATION_KEY]
+        return found.producer_id
+
+    def _generation(self, topic: str) -> tuple[tuple[str, str], ...]:
+        """Return the metadata that names the generation we began with."""
+        return ((GENERATION_KEY, self._generations[topic]),) if topic in self._generations else ()
 
     def _producer_name(self, topic: str) -> str:
         return self._name if len(self.sent) == 1 else f"{self._name}-{partition_number(topic)}"

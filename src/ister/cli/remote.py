@@ -19,13 +19,16 @@ from ister.core.errors import (
     DeniedError,
     InvalidRequestError,
     IsterError,
+    LevelNotReachedError,
     NotFoundError,
     PreconditionError,
     UnknownOutcomeError,
     UnsupportedError,
 )
+from ister.core.wire_keys import OFFSET_KEY, PENDING_LEVEL_KEY
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from google.protobuf.message import Message
@@ -100,6 +103,14 @@ class ChangeUnknownError(UnknownOutcomeError):
         )
 
 
+class StoredError(LevelNotReachedError):
+    """A message is stored, and did not reach its topic's level in time."""
+
+    def __init__(self, text: str, trailing: Mapping[str, str]) -> None:
+        self.level = trailing[PENDING_LEVEL_KEY]
+        super().__init__("", int(trailing[OFFSET_KEY]) + 1, text)
+
+
 class Remote:
     """One port of a broker; `option` is how its address is given. Use it as a context."""
 
@@ -137,17 +148,27 @@ class Remote:
         """Ask for a change."""
         return self.change_told(method, request, answer)[0]
 
-    def change_told(self, method: str, request: Message, answer: type[Answer]) -> tuple[Answer, dict[str, str]]:
-        """Ask for a change; returns the metadata behind the answer, too."""
+    def change_told(
+        self, method: str, request: Message, answer: type[Answer], metadata: tuple[tuple[str, str], ...] = ()
+    ) -> tuple[Answer, dict[str, str]]:
+        """Ask for a change; returns the trailing metadata, too."""
         send = self._channel.unary_unary(
             method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )
         try:
-            found, call = send.with_call(request, timeout=TIMEOUT_S)
+            found, call = send.with_call(request, timeout=TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
             call = cast("grpc.Call", error)  # what a call raises is one, and is typed as neither
+            trailing = trailing_of(call)
+            if PENDING_LEVEL_KEY in trailing:
+                raise StoredError(call.details() or "", trailing) from error
             raise error_of(call.code(), call.details() or "", self.url, self._option) from error
-        return found, {key: str(value) for key, value in call.trailing_metadata() or ()}
+        return found, trailing_of(call)
+
+
+def trailing_of(call: grpc.Call) -> dict[str, str]:
+    """Return the trailing metadata of a call."""
+    return {key: str(value) for key, value in call.trailing_metadata() or ()}
 
 
 def target_of(url: str, option: str) -> str:

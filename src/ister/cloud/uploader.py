@@ -26,6 +26,7 @@ from ister.core.errors import (
     ForeignObjectError,
     InvalidConfigError,
     IsterError,
+    LevelNotReachedError,
     MissingSpanError,
     ObjectExistsError,
     UnknownOutcomeError,
@@ -81,16 +82,18 @@ class UploadOptions:
         return min(OBJECT_BYTES, cap)
 
 
-class NotInCloudError(UnknownOutcomeError):
+class NotInCloudError(LevelNotReachedError):
     """A message is in the log and synced, but not yet in an object."""
 
+    level = "cloud"
+
     def __init__(self, topic: str, offset: int, cause: str) -> None:
-        self.topic = topic
-        self.offset = offset
         self.cause = cause
         super().__init__(
+            topic,
+            offset,
             f"topic {topic}: messages below offset {offset} are in the log and synced, but not yet in an object "
-            f"({cause}); do not send them again, they are uploaded once that is mended"
+            f"({cause}); do not send them again, they are uploaded once that is mended",
         )
 
 

@@ -365,6 +365,19 @@ class SyncFailedError(UnknownOutcomeError):
         )
 
 
+class LevelNotReachedError(UnknownOutcomeError):
+    """Messages are stored in the log, and have not reached the topic's level yet: do not send them again."""
+
+    level: str
+    """The level that is still to come, as in the policy ack_level."""
+
+    def __init__(self, topic: str, offset: int, text: str) -> None:
+        self.topic = topic
+        self.offset = offset
+        """Every message below this offset is in the log."""
+        super().__init__(text)
+
+
 class CursorsNotSavedError(UnknownOutcomeError):
     """The disk refused to save the subscriptions' progress."""
 
