@@ -94,6 +94,119 @@ def test_who_comes_while_the_sweep_waits_for_its_turn_stays(tmp_path, reliable):
     asyncio.run(act())
 
 
+@pytest.mark.parametrize("reliable", [True, False])
+def test_a_sweep_writes_nothing_of_a_topic_that_is_deleted_meanwhile(tmp_path, reliable):
+    """J9."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            broker = client.broker
+            await client.producer(T, reliable=reliable)
+            consumer = await client.subscribe(T)
+            topic = broker.topics[T]
+            subscription = topic.subscriptions["s"]
+            async with broker.changing(topic.name):
+                deleting = asyncio.create_task(broker.delete_topic(topic.name))
+                await asyncio.sleep(0)  # it is the first that waits
+                age(client, consumer)
+                sweeping = asyncio.create_task(sweep(client))
+                for _ in range(3):
+                    await asyncio.sleep(0)
+            await asyncio.gather(deleting, sweeping)
+            assert topic.subscriptions["s"] is subscription
+            assert not await broker.records.subscriptions()
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+def test_a_consumer_whose_stream_is_ended_by_the_broker_has_only_just_left(tmp_path, reliable):
+    """J9."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            await client.producer(T, reliable=reliable)
+            consumer = await client.subscribe(T)
+            subscription = client.broker.topics[T].subscriptions["s"]
+            async with client.receive(consumer) as stream:
+                age(client, consumer)
+                subscription.close()
+                await stream.end()
+            assert not subscription.consumers["c"].is_forgotten(asyncio.get_running_loop().time(), LONG_AGO_S / 2)
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+def test_a_consumer_that_comes_back_while_it_is_being_forgotten_stays(tmp_path, monkeypatch, reliable):
+    """J9."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker(volatile_subscription_expiry_s=2 * LONG_AGO_S) as client:
+            broker = client.broker
+            producer = await client.producer(T, reliable=reliable)
+            back, gone = [await client.subscribe(T, name=name, kind=SHARED) for name in ("back", "gone")]
+            age(client, back)
+            age(client, gone)
+            save, written, go_on = broker.records.save_subscription, asyncio.Event(), asyncio.Event()
+
+            async def slow_save(*args):
+                await save(*args)
+                written.set()
+                await go_on.wait()
+
+            monkeypatch.setattr(broker.records, "save_subscription", slow_save)
+            sweeping = asyncio.create_task(sweep(client))
+            await written.wait()
+            async with client.receive(back) as stream:
+                go_on.set()
+                await sweeping
+                assert list(broker.consumers) == [back]
+                [records] = (await broker.records.subscriptions()).values()
+                assert list(records["s"].consumers) == ["back"]
+                await client.send(T, producer, b"0")
+                assert payloads(await stream.take(1)) == [b"0"]
+
+    asyncio.run(act())
+
+
+def test_no_progress_of_a_deleted_topic_is_saved(tmp_path):
+    """J13."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker(cursor_interval_s=0.05) as client:
+            producer = await client.producer(T)
+            consumer = await client.subscribe(T)
+            topic = client.broker.topics[T]
+            async with client.receive(consumer) as stream:
+                await client.send(T, producer, b"0")
+                [message] = await stream.take(1)
+                await client.ack(message)
+                assert topic._saving is not None, "a save is due"
+                await client.broker.delete_topic(topic.name)
+            assert topic._saving is None
+
+    asyncio.run(act())
+
+
+def test_a_new_topic_has_no_subscription_that_was_written_late(tmp_path):
+    """J9."""
+
+    async def act():
+        world = BrokerWorld(tmp_path)
+        async with world.broker() as client:
+            await client.producer(T)
+            await client.subscribe(T)
+            name, record = client.broker.topics[T].name, client.broker.topics[T].subscriptions["s"].record
+            await client.broker.delete_topic(name)
+            await client.broker.records.save_subscription(name, "s", record)  # as another broker may, a moment later
+            await client.producer(T)
+        async with world.broker() as client:
+            assert not client.broker.topics[T].subscriptions
+
+    asyncio.run(act())
+
+
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, KEY_SHARED])
 def test_what_is_sent_between_subscribe_and_the_stream_is_kept_for_it(tmp_path, kind):
     async def act():

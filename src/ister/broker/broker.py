@@ -229,6 +229,15 @@ class Broker:
                 raise DrainingError("the broker is stopping; look the topic up again")
             yield
 
+    @asynccontextmanager
+    async def changing_hosted(self, topic: Topic) -> AsyncIterator[bool]:
+        """Let one change happen at a time, of a topic that was found before; False when it is deleted or another one now.
+
+        Whatever is written of such a topic would belong to the next one of its name.
+        """
+        async with self.changing(topic.name):
+            yield self.topics.get(topic.text) is topic and not topic.closing
+
     # --- topics -------------------------------------------------------------------------------------------------------
 
     async def create_topic(self, name: TopicName, *, reliable: bool, subject: str | None = None) -> Topic:
@@ -282,6 +291,8 @@ class Broker:
             record = TopicRecord(
                 reliable=reliable, topic_schema=TopicSchema(subject=subject), created_at_ms=created_at_ms
             )
+            # Another broker may have written one late, of a deleted topic of this name.
+            await self.records.forget_subscriptions(name)
             if reliable:
                 await self.factory.for_topic(name)  # before its record: a record without a log would be a broken topic
             await self.records.save_topic(name, record)
@@ -451,8 +462,8 @@ class Broker:
             self.namespaces[namespace] = record
         log.info("namespace_policies_set", namespace=namespace, policies=policies.to_json())
         for topic in self.topics_of(namespace):
-            async with self.changing(topic.name):
-                if topic.closing or topic.problem is not None:
+            async with self.changing_hosted(topic) as hosted:
+                if not hosted or topic.problem is not None:
                     continue
                 effective = self.effective(topic.name, topic.record)
                 try:
@@ -519,11 +530,17 @@ class Broker:
         return found
 
     async def forget_consumers(self, topic: Topic, subscription: Subscription, gone: list[Consumer]) -> None:
-        """Forget some consumers, durably."""
-        names = {consumer.name for consumer in gone}
-        kept = {name: filters for name, filters in subscription.record.consumers.items() if name not in names}
-        record = subscription.record.model_copy(update={"consumers": kept})
-        await self.records.save_subscription(topic.name, subscription.name, record)
+        """Forget some consumers, durably; one that comes back while that is written stays."""
+        while True:
+            names = {consumer.name for consumer in gone}
+            kept = {name: filters for name, filters in subscription.record.consumers.items() if name not in names}
+            record = subscription.record.model_copy(update={"consumers": kept})
+            await self.records.save_subscription(topic.name, subscription.name, record)
+            now = self._loop.time()
+            still = [consumer for consumer in gone if consumer.is_forgotten(now, self.settings.consumer_expiry_s)]
+            if len(still) == len(gone):
+                break
+            gone = still
         subscription.record = record
         for consumer in gone:
             self.consumers.pop(consumer.id, None)

@@ -73,10 +73,11 @@ class Following:
 
     async def _let_go(self, topic: Topic) -> None:
         """End what is hosted here of a topic; nothing of it is written."""
-        topic.close(NotFoundError(f"topic {topic.text} was deleted"))
-        self._broker.forget(topic)
-        for name in list(topic.subscriptions):
-            await self._holding.give_up(topic, name)
-        self._holding.forget(topic, list(topic.settings_of))
-        await self._factory.close_topic(topic.name)
+        async with self._broker.changing(topic.name):
+            topic.close(NotFoundError(f"topic {topic.text} was deleted"))
+            self._broker.forget(topic)
+            for name in list(topic.subscriptions):
+                await self._holding.give_up(topic, name)
+            self._holding.forget(topic, list(topic.settings_of))
+            await self._factory.close_topic(topic.name)
         log.info("topic_let_go", topic=topic.text, generation=topic.generation)

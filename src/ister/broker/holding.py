@@ -142,16 +142,16 @@ class Holding:
     async def cursors_taken(self, topic: Topic) -> None:
         """Begin anew: someone else has saved progress of a subscription that we hold, perhaps a write that came late."""
         with suppress(DrainingError):
-            async with self._broker.changing(topic.name):
-                for name in list(topic.subscriptions):
+            async with self._broker.changing_hosted(topic) as hosted:
+                for name in list(topic.subscriptions) if hosted else ():
                     await self.put_down(topic, name)
 
     async def sweep(self, topic: Topic, now: float) -> None:
         """Give up what nobody consumes any more."""
         await self._holders.settle()
         for name in [name for name in topic.subscriptions if self._is_idle(topic, name, now)]:
-            async with self._broker.changing(topic.name):
-                if self._is_idle(topic, name, self._loop.time()):
+            async with self._broker.changing_hosted(topic) as hosted:
+                if hosted and self._is_idle(topic, name, self._loop.time()):
                     await self.put_down(topic, name)
 
     async def close(self) -> None:

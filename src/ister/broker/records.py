@@ -135,11 +135,15 @@ class Records:
 
     async def forget_topic(self, topic: TopicName) -> None:
         """Remove a topic and its subscriptions."""
+        await self.forget_subscriptions(topic)
+        await self._metadata.delete(f"{self._root}/upto{topic}")
+        await self._metadata.delete(f"{self._root}/topics{topic}")
+
+    async def forget_subscriptions(self, topic: TopicName) -> None:
+        """Remove all subscriptions of a topic."""
         prefix = f"{self._root}/subscriptions{topic}/"
         for key in [entry.key async for entry in self._entries(prefix)]:
             await self._metadata.delete(key)
-        await self._metadata.delete(f"{self._root}/upto{topic}")
-        await self._metadata.delete(f"{self._root}/topics{topic}")
 
     async def save_subscription(self, topic: TopicName, name: str, record: SubscriptionRecord) -> None:
         """Write a subscription down."""

@@ -256,6 +256,7 @@ class ReliableSubscription:
             if consumer.stream is not None:
                 consumer.stream.end(failure)
                 consumer.stream = None
+                consumer.left_at = self._loop.time()
         for task in self._letters:
             task.cancel()
 

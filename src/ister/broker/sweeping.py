@@ -61,15 +61,16 @@ async def _sweep_topic(broker: Broker, topic: Topic, now: float) -> None:
     for name, subscription in list(topic.subscriptions.items()):
         idle_s = settings.volatile_subscription_expiry_s
         if isinstance(subscription, VolatileSubscription) and subscription.is_forgotten(now, idle_s):
-            async with broker.changing(topic.name):
-                # Someone may have come, or the topic may have gone, while we waited for our turn.
-                if topic.subscriptions.get(name) is subscription and subscription.is_forgotten(now, idle_s):
+            async with broker.changing_hosted(topic) as hosted:
+                # Someone may have come while we waited for our turn.
+                same = hosted and topic.subscriptions.get(name) is subscription
+                if same and subscription.is_forgotten(now, idle_s):
                     await broker.remove_subscription(topic, name)
             continue
         if _forgotten(subscription, now, settings.consumer_expiry_s):
-            async with broker.changing(topic.name):
+            async with broker.changing_hosted(topic) as hosted:
                 still = _forgotten(subscription, now, settings.consumer_expiry_s)
-                if topic.subscriptions.get(name) is subscription and still:
+                if hosted and topic.subscriptions.get(name) is subscription and still:
                     await broker.forget_consumers(topic, subscription, still)
 
 

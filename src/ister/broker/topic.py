@@ -304,9 +304,6 @@ class Topic:
 
     async def settle_cursors(self) -> None:
         """Save every cursor now, with a sync before; the topic is about to be closed."""
-        if self._saving is not None:
-            self._saving.cancel()
-            self._saving = None
         if self._save_task is not None:
             await asyncio.wait({self._save_task})
         if self._storage is not None and self.subscriptions:
@@ -314,7 +311,10 @@ class Topic:
             await self._storage.save_cursors(self.cursors())
 
     def close(self, failure: IsterError | None = None) -> None:
-        """End every stream; nothing more is taken or delivered."""
+        """End every stream; nothing more is taken, delivered or saved, except by `settle_cursors`."""
         self.closing = True
+        if self._saving is not None:
+            self._saving.cancel()
+            self._saving = None
         for subscription in self.subscriptions.values():
             subscription.close(failure)

@@ -160,6 +160,7 @@ class VolatileSubscription:
             if consumer.stream is not None:
                 consumer.stream.end(failure)
                 consumer.stream = None
+                consumer.left_at = self._loop.time()
                 self._dispatch.disconnect(consumer.id)
 
     def _has_room(self, number: int) -> bool:
