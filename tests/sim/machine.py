@@ -229,6 +229,14 @@ class SimFiles:
         self._changed("create", path, inode)
         return SimFile(self, inode, path)
 
+    def create_durable(self, path: Path) -> SimFile:
+        file = self.create(path)
+        try:
+            self.sync_directory(path.parent)
+        except OSError as error:
+            raise OSError(errno.EIO, f"its name could not be synced ({error.strerror})") from error
+        return file
+
     def open(self, path: Path) -> SimFile:
         return SimFile(self, self._inode(path), path)
 

@@ -4,15 +4,18 @@ import asyncio
 import errno
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ister.core.errors import LockedError
+from ister.core.retry import is_transient
 from ister.ports.clock import SystemClock
 from ister.ports.files import OsFiles
 from sim.machine import SimClock, SimFiles, run
@@ -65,6 +68,53 @@ def test_a_new_file_needs_a_free_name(place):
     files.create(directory / "x").close()
     with pytest.raises(FileExistsError):
         files.create(directory / "x")
+
+
+def test_a_new_file_with_a_durable_name_needs_a_free_name_and_survives_a_power_loss(place):
+    files, directory = place
+    file = files.create_durable(directory / "x")
+    assert file.append([b"x"]) == 1
+    file.close()
+    with pytest.raises(FileExistsError):
+        files.create_durable(directory / "x")
+    if isinstance(files, SimFiles):
+        assert directory / "x" in files.names_durable
+
+
+@pytest.mark.parametrize("free", [0, 1, 2])
+def test_no_file_is_made_when_there_is_no_descriptor_left_to_sync_its_name(tmp_path, free):
+    """I7."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 20, limits[1]))  # noqa: PTH208  # names, not paths
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(free):
+            os.close(taken.pop())
+        if free == 2:
+            OsFiles().create_durable(tmp_path / "x").close()
+        else:
+            with pytest.raises(OSError, match="Too many open files"):
+                OsFiles().create_durable(tmp_path / "x")
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (tmp_path / "x").exists() == (free == 2)
+
+
+def test_a_name_that_cannot_be_synced_is_never_a_transient_error(tmp_path, monkeypatch):
+    """I7."""
+
+    def fail(fd):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="could not be synced") as failure:
+        OsFiles().create_durable(tmp_path / "x")
+    assert not is_transient(failure.value)
 
 
 def test_what_is_not_there_cannot_be_opened_removed_renamed_or_listed(place):

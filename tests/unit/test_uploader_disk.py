@@ -8,7 +8,7 @@ from test_uploader_faults import check_objects
 
 from ister.cloud.uploader import NotInCloudError
 from ister.core.envelope import seal, unseal
-from ister.core.errors import CorruptLogError, MissingFileError
+from ister.core.errors import CorruptLogError, MissingFileError, ResourceExhaustedError
 from ister.ports.files import OsFiles
 
 
@@ -61,6 +61,27 @@ def test_f13_a_sealed_file_that_cannot_be_read_stops_the_upload_with_an_alarm(tm
         assert len(named(events, "upload_stopped")) == 1
         with pytest.raises(NotInCloudError):
             await parts.uploader.wait_uploaded(7, 10)
+        await parts.close()
+
+    run(story())
+
+
+def test_a_log_file_that_cannot_be_opened_for_a_moment_delays_the_upload_and_does_not_stop_it(tmp_path):
+    """I7."""
+
+    async def story():
+        files = StubbornFiles()
+        parts = await open_parts(tmp_path, files=files)
+        await parts.add_file(5, 100)
+        await parts.add(2, 100)
+        files.refuse = lambda op, name: OSError(errno.EMFILE, "Too many open files") if op == "open_read" else None
+        parts.run_uploader()
+        await until(lambda: parts.uploader.problem is not None)
+        assert isinstance(parts.uploader.problem, ResourceExhaustedError)
+        assert not parts.uploader.stopped
+        files.refuse = lambda op, name: None
+        await parts.uploader.wait_uploaded(7, 10)
+        await parts.read_objects(0, 7, 100)
         await parts.close()
 
     run(story())

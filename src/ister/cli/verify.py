@@ -17,8 +17,9 @@ from ister.cli.exits import InputError
 from ister.cli.log_files import damage_in, follower_of, judge, limit_of, list_log, names_of, nothing_to_show
 from ister.core.errors import CorruptError, CorruptLogError, MissingFileError
 from ister.core.recover import Verdict
+from ister.core.retry import is_transient
 from ister.wal.config import WalConfig
-from ister.wal.directory import FileNames, Segment, unreadable
+from ister.wal.directory import FileNames, Segment, missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,6 +146,8 @@ def _check_file(
     except PermissionError:
         raise
     except (OSError, InputError) as error:
+        if is_transient(error):
+            raise
         return _unreadable(segment, limit, error)
     superseded = found.size - own_end if limit == found.next_offset else 0
     return FileReport(
@@ -175,7 +178,7 @@ def _vanished(
 
 def _unreadable(segment: Segment, limit: int | None, error: OSError | InputError) -> FileReport:
     problem = (
-        unreadable(segment, limit, error)
+        missing(segment, limit, error)
         if isinstance(error, OSError)
         else MissingFileError(str(segment.path), segment.first, -1 if limit is None else limit, error.reason)
     )

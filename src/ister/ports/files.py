@@ -13,7 +13,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from ister.core.errors import LockedError
+from ister.core.errors import DiskFullError, LockedError, ResourceExhaustedError
+from ister.core.retry import is_transient
 from ister.ports.pace import Pace
 from ister.ports.worker import SharedWorkers, ThreadWorker
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ister.ports.worker import Worker
 
 LOCK_NAME = "LOCK"
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 LEVELS_OWNED = 3
 """How deep a lock reaches: the owner of `<root>` owns `<root>/<namespace>/<topic>/<generation>`."""
 LOCK_TRIES = 3
@@ -74,6 +76,13 @@ class Files(Protocol):
 
     def create(self, path: Path) -> File:
         """Make a new file to append to; FileExistsError when the name is taken."""
+        ...
+
+    def create_durable(self, path: Path) -> File:
+        """Make a new file to append to, and sync its name; a transient error means that no file was made.
+
+        Every descriptor that this takes is taken before the file is made.
+        """
         ...
 
     def open(self, path: Path) -> File:
@@ -195,6 +204,24 @@ class OsFiles:
     def create(self, path: Path) -> File:
         """Make a new file to append to; FileExistsError when the name is taken."""
         return _OsFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640))
+
+    def create_durable(self, path: Path) -> File:
+        """Make a new file to append to, and sync its name; a transient error means that no file was made.
+
+        Every descriptor that this takes is taken before the file is made.
+        """
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            file = self.create(path)
+            try:
+                os.fsync(directory)
+            except OSError as error:
+                file.close()
+                # After a failed sync nobody knows which names are on disk, whatever the reason was.
+                raise OSError(errno.EIO, f"its name could not be synced ({said(error)})") from error
+        finally:
+            os.close(directory)
+        return file
 
     def open(self, path: Path) -> File:
         """Open a file to read and append."""
@@ -325,6 +352,13 @@ def replace_file(files: Files, path: Path, data: bytes) -> None:
     finally:
         file.close()
     files.rename(draft, path)
+
+
+def as_busy(error: OSError, log_name: str, action: str) -> DiskFullError | ResourceExhaustedError | None:
+    """Return the error for a full disk, or for a process out of resources; None when `error` is neither."""
+    if error.errno in NO_SPACE:
+        return DiskFullError(log_name)
+    return ResourceExhaustedError(action, said(error)) if is_transient(error) else None
 
 
 def said(error: BaseException) -> str:

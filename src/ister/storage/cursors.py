@@ -9,7 +9,6 @@ the truth about progress, not a cache, so damage is an error and never an empty 
 from __future__ import annotations
 
 import asyncio
-import errno
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
@@ -18,13 +17,15 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from ister.core.envelope import seal, unseal
-from ister.core.errors import CorruptCursorsError, CursorsNotSavedError, DiskFullError
-from ister.ports.files import append_all, create_draft
+from ister.core.errors import CorruptCursorsError, CursorsNotSavedError
+from ister.core.retry import is_transient
+from ister.ports.files import append_all, as_busy, create_draft, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from ister.core.errors import IsterError
     from ister.ports.files import Files
 
 log = structlog.get_logger()
@@ -256,10 +257,9 @@ class CursorFile(SavedCursors):
 
         return asyncio.get_running_loop().run_in_executor(None, job)
 
-    def _not_saved(self, error: OSError) -> DiskFullError | CursorsNotSavedError:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            return DiskFullError(self._log_name)
-        return CursorsNotSavedError(str(self._directory / CURSORS_NAME), error.strerror or str(error))
+    def _not_saved(self, error: OSError) -> IsterError:
+        file = str(self._directory / CURSORS_NAME)
+        return as_busy(error, self._log_name, f"use {file}") or CursorsNotSavedError(file, said(error))
 
 
 def _succeeded(job: asyncio.Future[T]) -> bool:
@@ -305,16 +305,16 @@ def _open_file(files: Files, directory: Path, limit: int) -> dict[str, int]:
 def _read_file(files: Files, path: Path) -> dict[str, int]:
     try:
         file = files.open_read(path)
+        try:
+            return load_cursors(file.read(0, file.size()), str(path))
+        finally:
+            file.close()
     except FileNotFoundError:
         return {}  # no progress was ever saved: the name is synced before the first save is answered
     except OSError as error:
+        if is_transient(error):
+            raise
         raise CorruptCursorsError(str(path), f"it cannot be read ({error.strerror})") from error
-    try:
-        return load_cursors(file.read(0, file.size()), str(path))
-    except OSError as error:
-        raise CorruptCursorsError(str(path), f"it cannot be read ({error.strerror})") from error
-    finally:
-        file.close()
 
 
 def _replace_file(files: Files, directory: Path, data: bytes) -> None:

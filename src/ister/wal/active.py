@@ -5,14 +5,13 @@ Writes and cuts happen on the event loop; whatever waits for the disk is a metho
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.core.errors import BusyError, DiskFullError
+from ister.core.errors import BusyError, DiskFullError, ResourceExhaustedError
 from ister.core.frame import Marker, encode_marker
-from ister.ports.files import replace_file
+from ister.ports.files import as_busy, replace_file, said
 from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, dump_checkpoint
 from ister.wal.directory import FileNames, OpenedLog, Segment
 
@@ -25,15 +24,20 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+NOT_STORED = (DiskFullError, ResourceExhaustedError)
+"""Errors of a write that leave the file as it was."""
 
 
 class BrokenFileError(Exception):
     """The disk failed in a way that leaves the active file's end unknown; the log must be poisoned."""
 
 
-class NoRoomToRotateError(Exception):
-    """The old file is synced, but there is no room for a new one."""
+class NotRotatedError(Exception):
+    """The old file is synced and goes on; the new one was not made."""
+
+    def __init__(self, refusal: DiskFullError | ResourceExhaustedError) -> None:
+        self.refusal = refusal
+        super().__init__(str(refusal))
 
 
 class NotOpenedError(BusyError):
@@ -73,7 +77,7 @@ class ActiveFiles:
     # --- on the event loop --------------------------------------------------------------------------------------------
 
     def write(self, chunks: Sequence[Chunk], append_time_us: int, log_name: str) -> None:
-        """Append chunks whole, or leave the file as it was and raise DiskFullError or BrokenFileError."""
+        """Append chunks whole, or leave the file as it was and raise one of NOT_STORED; BrokenFileError when that is unknown."""
         at = self.pos
         self._append([chunk.frames for chunk in chunks], log_name)
         for chunk in chunks:
@@ -86,7 +90,7 @@ class ActiveFiles:
         marker = encode_marker(Marker(self._nonce, self.pos, synced_offset, synced_pos), next_offset)
         try:
             self._append([marker], log_name)
-        except DiskFullError:
+        except NOT_STORED:
             log.warning("marker_not_written", log=log_name, offset=synced_offset)
         else:
             self.attested = synced_offset
@@ -114,9 +118,8 @@ class ActiveFiles:
             taken = self._append_in_turns(parts)
         except OSError as error:
             self._cut_back()
-            if error.errno in _NO_SPACE:
-                raise DiskFullError(log_name) from error
-            raise BrokenFileError(f"writing {self.active.path.name} failed: {error.strerror}") from error
+            refusal = as_busy(error, log_name, f"write {self.active.path.name}")
+            raise refusal or BrokenFileError(f"writing {self.active.path.name} failed: {said(error)}") from error
         if taken < size:
             # A short write means that the next one would fail; the frame it cut must not stay.
             self._cut_back()
@@ -180,16 +183,16 @@ class ActiveFiles:
             raise BrokenFileError(f"{self.active.path.name} has {size} bytes, {self.pos} were written")
         self._file, self.resting = file, False
 
-    def make_next(self, path: Path, sealed: list[SealedFile]) -> File:
+    def make_next(self, path: Path, sealed: list[SealedFile], log_name: str) -> File:
         """Sync the old file, make the new one and its name durable; the order is the point (F11)."""
         self._file.sync()
         try:
-            file = self.files.create(path)
+            file = self.files.create_durable(path)
         except OSError as error:
-            if error.errno in _NO_SPACE:
-                raise NoRoomToRotateError from error
-            raise
-        self.files.sync_directory(self._directory)
+            refusal = as_busy(error, log_name, f"create {path.name}")
+            if refusal is None:
+                raise
+            raise NotRotatedError(refusal) from error
         self._write_checkpoint(sealed)
         return file
 

@@ -7,7 +7,6 @@ unsynced frames were copied to the next file and synced there, and the old bytes
 
 from __future__ import annotations
 
-import errno
 import re
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -16,10 +15,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ister.core.columns import scan_run, strip_markers
-from ister.core.errors import CorruptLogError, DiskFullError, MissingFileError, UnknownFormatError
+from ister.core.errors import CorruptLogError, MissingFileError, ResourceExhaustedError, UnknownFormatError
 from ister.core.frame import HEADER_BYTES, Marker, encode_marker
 from ister.core.recover import Recovery, Scanner, Verdict
-from ister.ports.files import append_all, create_draft
+from ister.core.retry import is_transient
+from ister.ports.files import append_all, as_busy, create_draft, said
 from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, load_checkpoint
 
 if TYPE_CHECKING:
@@ -131,22 +131,23 @@ def open_directory(
     `within` is a lock that the caller holds on a directory above. Where open files are counted, the log's last file is
     closed again, and opened when something is appended.
     """
-    files.make_directory(directory)
-    lock = files.lock(directory, within)
     try:
-        opened = _open_locked(files, directory, names, nonce, lock)
-        if resume is not None and opened.next_offset < resume.offset:
-            opened.active.close()
-            return _start_behind(files, directory, names, nonce, opened, resume)
-        return opened if files.slots is None else _put_to_rest(opened)
+        files.make_directory(directory)
+        lock = files.lock(directory, within)
+        try:
+            opened = _open_locked(files, directory, names, nonce, lock)
+            if resume is not None and opened.next_offset < resume.offset:
+                opened.active.close()
+                return _start_behind(files, directory, names, nonce, opened, resume)
+            return opened if files.slots is None else _put_to_rest(opened)
+        except BaseException:
+            lock.release()
+            raise
     except OSError as error:
-        lock.release()
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise DiskFullError(log_name) from error
-        raise
-    except BaseException:
-        lock.release()
-        raise
+        busy = as_busy(error, log_name, f"open the log in {directory}")
+        if busy is None:
+            raise
+        raise busy from error
 
 
 def _put_to_rest(opened: OpenedLog) -> OpenedLog:
@@ -176,8 +177,7 @@ def _start_behind(
         files.sync_directory(directory)
     seq = opened.segments[-1].seq + 1
     segment = Segment(seq, resume.offset, directory / names.name(seq, resume.offset))
-    file = files.create(segment.path)
-    files.sync_directory(directory)
+    file = files.create_durable(segment.path)
     log.warning("log_behind", directory=str(directory), log_stop=opened.next_offset, objects_stop=resume.offset)
     append_time_us = max(opened.append_time_us, resume.append_time_us)
     return OpenedLog(opened.lock, [segment], file, 0, nonce, resume.offset, append_time_us)
@@ -213,7 +213,14 @@ def check_sequence(files: Files, segments: Sequence[Segment], names: FileNames) 
             raise CorruptLogError(str(after.path), 0, before.first, f"its name says it starts at offset {after.first}")
 
 
-def unreadable(segment: Segment, stop: int | None, error: OSError) -> MissingFileError:
+def unreadable(segment: Segment, stop: int | None, error: OSError) -> MissingFileError | ResourceExhaustedError:
+    """Return the error for a file that could not be read: damage only if it would fail again."""
+    if is_transient(error):
+        return ResourceExhaustedError(f"read {segment.path}", said(error))
+    return missing(segment, stop, error)
+
+
+def missing(segment: Segment, stop: int | None, error: OSError) -> MissingFileError:
     """Name a file that is there and cannot be read, or is not there."""
     reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
     return MissingFileError(str(segment.path), segment.first, -1 if stop is None else stop, reason)
@@ -242,9 +249,7 @@ def _open_locked(files: Files, directory: Path, names: FileNames, nonce: int, lo
     segments = names.parse(directory, listed)
     if not segments:
         segment = Segment(1, 0, directory / names.name(1, 0))
-        file = files.create(segment.path)
-        files.sync_directory(directory)
-        return OpenedLog(lock, [segment], file, 0, nonce, 0, 0)
+        return OpenedLog(lock, [segment], files.create_durable(segment.path), 0, nonce, 0, 0)
     # A process that was killed between making a file and syncing its name leaves a name that power loss would take.
     files.sync_directory(directory)
     check_sequence(files, segments, names)
@@ -348,13 +353,20 @@ def _copy_frames(source: File, last: Segment, target: File, at: int, stop: int, 
 def _check_readable(files: Files, segments: Sequence[Segment]) -> None:
     for segment, after in pairwise(segments):
         try:
-            file = files.open_read(segment.path)
-            segment.size = file.size()
-            file.close()
+            segment.size = size_of(files, segment.path)
         except OSError as error:
             raise unreadable(segment, after.first, error) from error
         if not segment.size and after.first > segment.first:
             raise MissingFileError(str(segment.path), segment.first, after.first, "is empty")
+
+
+def size_of(files: Files, path: Path) -> int:
+    """Return how many bytes a file has that can be opened."""
+    file = files.open_read(path)
+    try:
+        return file.size()
+    finally:
+        file.close()
 
 
 def _use_checkpoint(files: Files, directory: Path, segments: Sequence[Segment]) -> None:

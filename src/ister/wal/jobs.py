@@ -15,7 +15,7 @@ import structlog
 from ister.core.errors import DiskFullError, IsterError, PoisonedError, SyncFailedError
 from ister.ports.files import said
 from ister.ports.progress import Progress
-from ister.wal.active import ActiveFiles, BrokenFileError, NoRoomToRotateError, NotOpenedError, sealed_files
+from ister.wal.active import ActiveFiles, BrokenFileError, NotOpenedError, NotRotatedError, sealed_files
 from ister.wal.config import AckLevel, WalConfig
 from ister.wal.pending import MARK_S, SyncTarget
 from ister.wal.timers import Timers
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+ROTATE_AGAIN_S = 1.0
+"""How long after a rotation for which there was no descriptor or memory the next one is tried."""
 TAKES_FILE = frozenset({"rotate", "rest", "open"})
 """Jobs while which nothing can be written: the active file is exchanged for the next one, closed, or opened."""
 
@@ -180,22 +182,25 @@ class DiskJobs:
             self._start_open()
             return
         self._rotate_wanted = False
-        self._timers.disarm("rotate")
+        self._timers.disarm("rotate", "rotate again")
         if disk.active.first == self._next:
             self._waiters.tell_rotated(self._next)
             return
         self._job = "rotate"
         segment = disk.following(self._next)
-        make_next = partial(disk.make_next, segment.path, sealed_files(disk.segments, self._next))
+        make_next = partial(disk.make_next, segment.path, sealed_files(disk.segments, self._next), self.config.name)
         disk.worker.run(make_next, partial(self._rotation_done, disk, segment))
 
     def _rotation_done(self, disk: ActiveFiles, segment: Segment, file: File, error: BaseException | None) -> None:
-        if isinstance(error, NoRoomToRotateError):
-            # The old file is synced and goes on; the next append tries again.
+        if isinstance(error, NotRotatedError):
+            # The old file goes on; on a full disk the next append tries again.
             self._synced_up_to(segment.first, self._written_bytes)
-            full = DiskFullError(self.config.name)
-            self._waiters.fail_rotated(full)
-            self._fail_pending(full)
+            self._waiters.fail_rotated(error.refusal)
+            if isinstance(error.refusal, DiskFullError):
+                self._fail_pending(error.refusal)
+            else:
+                log.warning("rotation_postponed", log=self.config.name, cause=error.refusal.cause)
+                self._timers.arm("rotate again", ROTATE_AGAIN_S, self._rotate_now)
         elif error is not None:
             self._poisoned(f"rotating {disk.active.path.name} failed: {said(error)}")
         else:

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ister.core.errors import (
-    DiskFullError,
     IsterError,
     LogClosedError,
     OffsetOutOfRangeError,
@@ -24,7 +23,7 @@ from ister.core.errors import (
 from ister.ports.background import in_background
 from ister.ports.clock import SystemClock
 from ister.ports.files import OsFiles, said
-from ister.wal.active import ActiveFiles, BrokenFileError
+from ister.wal.active import NOT_STORED, ActiveFiles, BrokenFileError
 from ister.wal.cache import FrameCache
 from ister.wal.config import AckLevel, SyncMode, WalConfig
 from ister.wal.directory import FileNames
@@ -368,7 +367,7 @@ class Wal(DiskJobs):
             if not chunks:
                 return range(start, start)
             self._write(chunks, append_time_us)
-        except DiskFullError as error:
+        except NOT_STORED as error:
             waiter: Waiter = self._loop.create_future()
             self._refuse_durably([waiter], error)
             await waiter
@@ -394,7 +393,7 @@ class Wal(DiskJobs):
         try:
             self._refuse_poisoned()
             self._write([tick.chunk()], tick.append_time_us)
-        except DiskFullError as error:
+        except NOT_STORED as error:
             self._refuse_durably(waiters, error)
         except IsterError as error:
             fail(waiters, error)
@@ -430,11 +429,12 @@ class Wal(DiskJobs):
         if self.config.sync_mode is SyncMode.PERIODIC:
             self._timers.arm("sync", self.config.fsync_interval_ms / 1000, self._sync_now)
         if disk.pos >= self.config.max_bytes:
-            self._rotate_now()
+            if not self._timers.armed("rotate again"):
+                self._rotate_now()
         elif self.config.max_hours is not None:
             self._timers.arm("rotate", self.config.max_hours * 3600, self._rotate_now)
 
-    def _refuse_durably(self, waiters: Sequence[Waiter], error: DiskFullError) -> None:
+    def _refuse_durably(self, waiters: Sequence[Waiter], error: IsterError) -> None:
         """Say no only once the cut is on disk: else a power loss could bring back what was refused."""
         self._waiters.refused.append((waiters, error))
         self._next_job()

@@ -21,6 +21,10 @@ class Timers:
         if name not in self._armed:
             self._armed[name] = self._loop.call_later(delay_s, self._ring, name, then)
 
+    def armed(self, name: str) -> bool:
+        """Return True if this timer runs."""
+        return name in self._armed
+
     def disarm(self, *names: str) -> None:
         """Stop these timers, or all when none is named."""
         for name in names or list(self._armed):

@@ -22,7 +22,7 @@ from ister.core.errors import (
 from ister.core.frame import HEADER_BYTES
 from ister.core.recover import Verdict
 from ister.wal.config import WalConfig
-from ister.wal.directory import FileNames, Segment, check_sequence, judge_file, read_checkpoint, unreadable
+from ister.wal.directory import FileNames, Segment, check_sequence, judge_file, read_checkpoint, size_of, unreadable
 from ister.wal.reader import read_segment
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class LogView:
         check_sequence(self.files, segments, self._names)
         known = read_checkpoint(self.files, self._directory)
         for segment, after in pairwise(segments):
-            segment.size = self._size_of(segment)
+            segment.size = size_of(self.files, segment.path)
             entry = known.get(segment.seq)
             if entry is not None and (entry.first, entry.stop) == (segment.first, after.first):
                 segment.index, segment.append_time_us = list(entry.index), entry.append_time_us
@@ -151,13 +151,6 @@ class LogView:
         append_time_us = next((s.append_time_us for s in reversed(segments) if s.append_time_us), 0)
         self.segments, self._next = segments, found.next_offset
         self.tail = Tail(found.synced_offset, append_time_us, found.size - found.end)
-
-    def _size_of(self, segment: Segment) -> int:
-        file = self.files.open_read(segment.path)
-        try:
-            return file.size()
-        finally:
-            file.close()
 
     def _damage(self, segment: Segment, found: Recovery) -> CorruptError:
         if not found.unknown_format:
