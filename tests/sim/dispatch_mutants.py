@@ -36,7 +36,7 @@ DISPATCH_MUTANTS = [
     Mutant("forgets blocked messages when the policy changes", Ledger, "release",
            "released = list(self.blocked.values())\n    self.blocked.clear()", "self.blocked.clear()\n    released = []"),
     Mutant("counts a dead letter as stored when that failed", Dispatch, "dead_letter_failed",
-           "ledger.timers.set(offset, self._now + DEAD_LETTER_RETRY_S)", "self._finish_elsewhere(offset)"),
+           "ledger.timers.set(offset, self._now + delay_s)", "self._finish_elsewhere(offset)"),
     Mutant("moves the cursor past what is out", Cursor, "finish", "if offset == self.at:\n        self.at = stop\n        return",
            "if offset <= self.at + 1:\n        self.at = stop\n        return"),
     Mutant("forgets a run of finished offsets", Cursor, "finish", "start = self._starts.pop(offset, offset)", "start = offset"),

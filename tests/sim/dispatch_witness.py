@@ -46,6 +46,7 @@ class Note:
     reason: str = ""
     at: float | None = None  # of retry: when it is due, if it is not; of dead: when it is offered again
     letter: str = ""  # of dead: "offered" or "taken", or "" while it waits for `at`
+    letter_failures: int = 0
 
 
 def message(offset, key="", size=1):
@@ -204,7 +205,8 @@ class Witness:
         self.machine.dead_letter_failed(offset, self.now)
         note = self.notes.get(offset)
         if note is not None and note.state == "dead" and note.letter == "taken":
-            note.letter, note.at = "", self.now + 0.5
+            note.letter, note.at = "", self.now + min(0.5 * 2**note.letter_failures, 60)
+            note.letter_failures += 1
         self.look()
 
     def tick(self, now):
@@ -241,7 +243,7 @@ class Witness:
                 if note.state == "blocked" or (note.state == "dead" and policy.poison is not Poison.DEAD_LETTER):
                     note.state, note.at = "retry", None
                 elif note.state == "dead" and note.at is not None:
-                    note.letter, note.at = "offered", None
+                    note.letter, note.at, note.letter_failures = "offered", None, 0
         self.policy = policy
         self.look()
 
@@ -261,7 +263,7 @@ class Witness:
         elif policy.poison is Poison.BLOCK:
             note.state = "blocked"
         else:
-            note.state, note.letter = "dead", "offered"
+            note.state, note.letter, note.letter_failures = "dead", "offered", 0
 
     def _finish(self, offset, how):
         self.notes.pop(offset, None)

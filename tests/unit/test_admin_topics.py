@@ -477,6 +477,43 @@ def test_dead_letters_are_not_sent_where_they_would_be_lost(tmp_path):
     run(story())
 
 
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("/default/parts", "with partitions; name one of its partitions"),
+        ("/default/plain-part-0", "exists without partitions"),
+        ("/nowhere/dead", "namespace nowhere not found"),
+        ("/default/absent", "create it first"),
+    ],
+)
+def test_a_dead_letter_topic_that_could_not_be_made_is_refused(tmp_path, target, reason):
+    """J10."""
+
+    async def story():
+        async with AdminWorld(tmp_path).asker(auto_create_topics="absent" not in target) as asker:
+            for name in (T, "/default/plain"):
+                await asker.topic("CreateTopic", name=name, dispatch_strategy=1)
+            await asker.topic("CreatePartitionedTopic", base_name="/default/parts", partitions=2, dispatch_strategy=1)
+            given = policy(poison_policy=pb.DeadLetter, dead_letter_topic=target)
+            with refused(StatusCode.FAILED_PRECONDITION, reason):
+                await asker.topic("SetSubscriptionFailurePolicy", topic=T, subscription="s", failure_policy=given)
+
+    run(story())
+
+
+def test_a_partition_may_take_dead_letters(tmp_path):
+    """J10."""
+
+    async def story():
+        async with AdminWorld(tmp_path).asker() as asker:
+            await asker.topic("CreateTopic", name=T, dispatch_strategy=1)
+            await asker.topic("CreatePartitionedTopic", base_name="/default/parts", partitions=2, dispatch_strategy=1)
+            given = policy(poison_policy=pb.DeadLetter, dead_letter_topic="/default/parts-part-1")
+            await asker.topic("SetSubscriptionFailurePolicy", topic=T, subscription="s", failure_policy=given)
+
+    run(story())
+
+
 def test_a_larger_window_counts_at_once(tmp_path):
     async def story():
         async with AdminWorld(tmp_path).asker(max_unacked_messages=2) as asker:

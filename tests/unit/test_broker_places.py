@@ -4,13 +4,14 @@ import asyncio
 
 import pytest
 from broker_parts import EXCLUSIVE, KEY_SHARED, SHARED, BrokerWorld, until
+from cloud_parts import named, told
 from danube.proto.DanubeApi_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from ister.broker.letters import letter_message
 from ister.broker.sweeping import _sweep_topic
 from ister.config.policies import Policies
 from ister.core.dispatch import DeadLetter
-from ister.core.errors import DeniedError
+from ister.core.errors import DeniedError, PreconditionError
 from ister.core.failure import FailurePolicy, Poison
 from ister.core.message import MsgID, StreamMessage
 
@@ -257,6 +258,40 @@ def test_a_rate_does_not_hold_dead_letters_back(tmp_path):
                 await client.nack(message, reason="no")
                 await until(lambda: subscription.dead_lettered == 1)
             assert subscription.delivered < 20, "the others wait for the rate"
+
+    asyncio.run(act())
+
+
+def test_why_dead_letters_wait_is_logged_once_for_each_cause(tmp_path, monkeypatch):
+    """J10."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            producer = await client.producer(T)
+            consumer = await client.subscribe(T)
+            policy = FailurePolicy(max_redelivery_count=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead")
+            subscription = client.broker.topics[T].subscriptions["s"]
+            subscription.configure(subscription.record.model_copy(update={"failure_policy": policy}))
+            store, failures = client.broker.store_dead_letter, iter(["full"] * 10 + ["broken"] * 10)
+            tried = []
+
+            async def fails(topic, name, letter, policy):
+                tried.append(letter.message.offset)
+                if (cause := next(failures, None)) is not None:
+                    raise PreconditionError(cause)
+                await store(topic, name, letter, policy)
+
+            monkeypatch.setattr(client.broker, "store_dead_letter", fails)
+            with told() as events:
+                async with client.receive(consumer) as stream:
+                    for number in range(10):
+                        await client.send(T, producer, b"%d" % number)
+                    for message in await stream.take(10):
+                        await client.nack(message)
+                    await until(lambda: len(tried) == 10)
+                    assert [event["cause"] for event in named(events, "dead_letter_waits")] == ["full"]
+                    await until(lambda: subscription.dead_lettered == 10)
+            assert [event["cause"] for event in named(events, "dead_letter_waits")] == ["full", "broken"]
 
     asyncio.run(act())
 

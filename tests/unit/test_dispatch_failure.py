@@ -307,16 +307,37 @@ def test_a_dead_letter_is_finished_only_when_its_copy_is_stored():
     assert dispatch.cursor == 1
 
 
-def test_a_dead_letter_that_could_not_be_stored_is_offered_again():
+def test_a_dead_letter_that_could_not_be_stored_is_offered_again_later_each_time():
+    """J10."""
     dispatch = dead()
-    for now in (T0, T0 + 0.5, T0 + 1):
+    dispatch.ack(1, T0)
+    now = T0
+    for delay_s in (0.5, 1, 2, 4, 8, 16, 32, 60, 60):
         dispatch.tick(now)
         assert letters(dispatch) == [0]
         dispatch.dead_letter_failed(0, now)
         dispatch.dead_letter_failed(0, now)
         assert letters(dispatch) == []
-        assert dispatch.due == now + 0.5
+        assert dispatch.due == now + delay_s
+        now += delay_s
     assert dispatch.cursor == 0
+
+
+def test_a_dead_letter_is_offered_at_once_and_soon_again_when_the_policy_changes():
+    """J10."""
+    dispatch = dead()
+    now = T0
+    for delay_s in (0.5, 1, 2):
+        assert letters(dispatch) == [0]
+        dispatch.dead_letter_failed(0, now)
+        now += delay_s
+        dispatch.tick(now)
+    assert letters(dispatch) == [0]
+    dispatch.dead_letter_failed(0, now)
+    dispatch.set_policy(FailurePolicy(poison=Poison.DEAD_LETTER, dead_letter_topic="/default/other"), now)
+    assert letters(dispatch) == [0]
+    dispatch.dead_letter_failed(0, now)
+    assert dispatch.due == now + 0.5
 
 
 def test_a_dead_letter_tells_the_last_known_reason_and_how_often_it_was_delivered():

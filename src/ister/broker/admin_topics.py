@@ -246,9 +246,7 @@ class AdminTopics:
             return
         if target == topic:
             raise InvalidRequestError("dead_letter_topic is the topic itself: what is poisoned would come again")
-        found = self._broker.topics.get(target)
-        if found is not None and not found.reliable:
-            raise PreconditionError(f"dead_letter_topic {target} is not reliable: it would not keep what it gets")
+        self._broker.check_dead_letter_topic(TopicName.parse(target))
 
     async def _configure(self, text: str, name: str, change: dict[str, FailurePolicy | int]) -> None:
         """Change what is known of a subscription, durably; one that nobody has made yet finds it when it is made."""

@@ -278,13 +278,7 @@ class Broker:
             return made
 
     async def _make(self, name: TopicName, *, reliable: bool, subject: str | None) -> Topic:
-        part = partition_of(name)
-        if part is not None and str(part[0]) in self.topics:
-            raise AlreadyExistsError(f"topic {part[0]} exists without partitions, so {name} cannot be one of them")
-        if part is None and name in self._partitions:
-            raise AlreadyExistsError(f"topic {name} exists already, with partitions")
-        if name.namespace not in self.namespaces:
-            raise NotFoundError(f"namespace {name.namespace} not found; create it first")
+        self._check_can_make(name)
         self._making.add(name)
         try:
             created_at_ms = self._clock.wall_us() // 1000
@@ -302,6 +296,36 @@ class Broker:
         topic.check()
         log.info("topic_created", topic=str(name), reliable=reliable)
         return topic
+
+    def _check_can_make(self, name: TopicName) -> None:
+        """Raise what keeps a topic that is not there from being made."""
+        part = partition_of(name)
+        if part is not None and str(part[0]) in self.topics:
+            raise AlreadyExistsError(f"topic {part[0]} exists without partitions, so {name} cannot be one of them")
+        if part is None and name in self._partitions:
+            raise AlreadyExistsError(f"topic {name} exists already, with partitions")
+        if name.namespace not in self.namespaces:
+            raise NotFoundError(f"namespace {name.namespace} not found; create it first")
+
+    def check_dead_letter_topic(self, name: TopicName) -> None:
+        """Raise PreconditionError if dead letters could not be stored in a topic, as `store_dead_letter` would find or make it.
+
+        A broker that only reads stores none itself, so there only the names are checked.
+        """
+        found = self.topics.get(str(name))
+        if found is not None:
+            if not found.reliable:
+                raise PreconditionError(f"dead_letter_topic {name} is not reliable: it would not keep what it gets")
+            return
+        try:
+            self._check_can_make(name)
+        except (AlreadyExistsError, NotFoundError) as error:
+            hint = "; name one of its partitions" if name in self._partitions else ""
+            raise PreconditionError(f"dead_letter_topic {name} cannot take messages: {error}{hint}") from None
+        if self.following is None and not self.settings.auto_create_topics:
+            raise PreconditionError(
+                f"dead_letter_topic {name} not found, and this broker does not make topics by itself; create it first"
+            )
 
     async def delete_topic(self, name: TopicName) -> None:
         """Delete a topic with all its messages; a base with all its partitions."""

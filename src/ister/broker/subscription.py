@@ -29,6 +29,8 @@ log = structlog.get_logger()
 
 RETRY_S = 1.0
 """How long a read that failed for now is left alone."""
+LETTER_CAUSES_MAX = 16
+"""How many causes for which dead letters wait are logged, until one is stored."""
 
 
 class Home(Protocol):
@@ -86,6 +88,8 @@ class ReliableSubscription:
         self._blocked = False
         self._reading: asyncio.Task[None] | None = None
         self._letters: set[asyncio.Task[None]] = set()
+        self._letter_causes: set[str] = set()
+        """Why dead letters could not be stored, as far as it is logged; emptied when one is stored."""
         self._alarm: asyncio.TimerHandle | None = None
         self._rate = TokenBucket(rate, self._loop.time())
         self._resume_at = 0.0
@@ -223,6 +227,7 @@ class ReliableSubscription:
         if record.window != before.window:
             self._dispatch.configure(record.window or self._window, now)
         if record.failure_policy is not None and record.failure_policy != before.failure_policy:
+            self._letter_causes.clear()
             self._dispatch.set_policy(record.failure_policy, now)
         self._settle()
 
@@ -439,11 +444,18 @@ class ReliableSubscription:
         try:
             await self._home.store_dead_letter(self.name, letter, policy)
         except IsterError as error:
-            log.warning("dead_letter_waits", topic=self._home.text, subscription=self.name, offset=offset,
-                        cause=str(error))  # fmt: skip
+            self._log_letter_cause(offset, str(error))
             self._dispatch.dead_letter_failed(offset, self._loop.time())
         else:
             self.dead_lettered += 1
+            self._letter_causes.clear()
             self._dispatch.dead_letter_stored(offset, self._loop.time())
             self._home.cursor_moved()
         self._settle()
+
+    def _log_letter_cause(self, offset: int, cause: str) -> None:
+        """Log once why dead letters wait: there may be ten thousand, and each is tried again for as long as it lasts."""
+        if cause not in self._letter_causes and len(self._letter_causes) < LETTER_CAUSES_MAX:
+            self._letter_causes.add(cause)
+            log.warning("dead_letter_waits", topic=self._home.text, subscription=self.name, offset=offset,
+                        cause=cause)  # fmt: skip

@@ -30,6 +30,7 @@ from ister.core.dispatch_consumers import Consumer, Consumers
 from ister.core.dispatch_lanes import Lanes, key_of
 from ister.core.dispatch_ledger import WAITING_MAX, Ledger, Parcel
 from ister.core.failure import Backoff, FailurePolicy, Poison
+from ister.core.retry import backoff_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,7 @@ __all__ = ["Backoff", "DeadLetter", "Delivery", "Dispatch", "FailurePolicy", "Po
 
 READ_AHEAD_MIN = 128
 DEAD_LETTER_RETRY_S = 0.5
+DEAD_LETTER_RETRY_MAX_S = 60.0
 
 
 class SubscriptionType(IntEnum):
@@ -210,11 +212,14 @@ class Dispatch:
         self.ack(offset, now)
 
     def dead_letter_failed(self, offset: int, now: float) -> None:
-        """Offer the copy again, a little later."""
+        """Offer the copy again, later each time."""
         self._now = max(self._now, now)
         ledger = self._ledger
         if offset in ledger.dead and offset not in ledger.letters and offset not in ledger.timers:
-            ledger.timers.set(offset, self._now + DEAD_LETTER_RETRY_S)
+            dead = ledger.dead[offset]
+            dead.letter_failures += 1
+            delay_s = backoff_s(dead.letter_failures, DEAD_LETTER_RETRY_MAX_S, DEAD_LETTER_RETRY_S)
+            ledger.timers.set(offset, self._now + delay_s)
 
     def tick(self, now: float) -> None:
         """Do what is due: time deliveries out, make retries deliverable, offer dead letters again."""
@@ -262,6 +267,7 @@ class Dispatch:
         for offset in [offset for offset in ledger.dead if offset in ledger.timers]:
             ledger.timers.cancel(offset)
             ledger.letters[offset] = ledger.dead[offset]
+            ledger.dead[offset].letter_failures = 0
 
     # --- what came of it ----------------------------------------------------------------------------------------------
 
@@ -419,6 +425,7 @@ class Dispatch:
         elif policy.poison is Poison.BLOCK:
             ledger.keep(parcel, ledger.blocked)
         elif policy.poison is Poison.DEAD_LETTER:
+            parcel.letter_failures = 0
             ledger.keep(parcel, ledger.dead)
             ledger.letters[parcel.offset] = parcel
         else:

@@ -29,7 +29,18 @@ class Parcel:
     It counts as unanswered `since` it was handed out, and from the moment on when it was sent.
     """
 
-    __slots__ = ("attempt", "consumer", "failures", "message", "offset", "reason", "sent", "since", "size")
+    __slots__ = (
+        "attempt",
+        "consumer",
+        "failures",
+        "letter_failures",
+        "message",
+        "offset",
+        "reason",
+        "sent",
+        "since",
+        "size",
+    )
 
     def __init__(self, offset: int, message: StreamMessage, consumer: Consumer) -> None:
         self.offset = offset
@@ -40,6 +51,7 @@ class Parcel:
         self.sent = False
         self.attempt = 0
         self.failures = 0
+        self.letter_failures = 0
         self.reason = ""
 
 
