@@ -54,6 +54,21 @@ class ObjectsContract:
 
         run(main())
 
+    def test_an_object_that_was_found_can_be_made_durable_and_stays_the_same(self, store):
+        """I4."""
+
+        async def main():
+            info = await store.put_if_absent("a/b/c", b"abc")
+            for data in (b"abc", memoryview(b"abc")):
+                await store.make_durable("a/b/c", data)
+                assert await store.stat("a/b/c") == info
+                assert await store.read("a/b/c", 0, 3, etag=info.etag) == b"abc"
+            assert await keys(store) == ["a/b/c"]
+            with pytest.raises(ObjectExistsError):
+                await store.put_if_absent("a/b/c", b"abd")
+
+        run(main())
+
     def test_any_buffer_of_bytes_can_be_put(self, store):
         async def main():
             whole = np.arange(100, dtype=np.uint8)
@@ -208,6 +223,7 @@ class ObjectsContract:
                 for act in (
                     lambda key=key: store.put_if_absent(key, b"1"),
                     lambda key=key: store.read(key, 0, 1),
+                    lambda key=key: store.make_durable(key, b"1"),
                     lambda key=key: store.stat(key),
                     lambda key=key: store.delete(key),
                 ):

@@ -46,28 +46,43 @@ class Network:
 
 
 class SimStore:
-    """An object store in memory."""
+    """An object store in memory.
+
+    As `local` it is a directory on a disk of its own: an object whose put did not succeed may be lost in a power cut, until
+    it was made durable.
+    """
 
     name = "the simulated store"
 
-    def __init__(self, network: Network | None = None) -> None:
+    def __init__(self, network: Network | None = None, *, local: bool = False) -> None:
         self.network = network or Network(random.Random(0))
+        self.local = local
+        self.unsynced: set[str] = set()
         self.objects: dict[str, bytes] = {}
         self.late: list[tuple[str, bytes]] = []
         self.puts: list[str] = []
 
     def copy(self, network: Network) -> SimStore:
         """Return a twin that goes its own way from here."""
-        twin = SimStore(network)
+        twin = SimStore(network, local=self.local)
         twin.objects = dict(self.objects)
         twin.late = list(self.late)
+        twin.unsynced = set(self.unsynced)
         return twin
+
+    def lose_power(self, rng: random.Random) -> None:
+        """Lose some of the objects that are not durable."""
+        for key in sorted(self.unsynced):
+            if rng.random() < 0.5:
+                del self.objects[key]
+        self.unsynced.clear()
 
     def land(self, rng: random.Random) -> None:
         """Let some of the puts arrive that were sent and forgotten; the others are lost for good."""
         for key, data in self.late:
-            if rng.random() < 0.5:
-                self.objects.setdefault(key, data)
+            if rng.random() < 0.5 and key not in self.objects:
+                self.objects[key] = data
+                self._not_synced(key)
         self.late = []
 
     async def put_if_absent(self, key, data):
@@ -79,13 +94,22 @@ class SimStore:
         if key in self.objects:
             raise ObjectExistsError(self.name, key)
         self.objects[key] = data
+        self._not_synced(key)
         self.puts.append(key)
         await self.network.answer(
             self.network.rng.choice((PutUnknownError(self.name, key, "no answer"), ObjectExistsError(self.name, key)))
         )
         if (key, data) in self.late:  # it may have landed while the answer was under way
             self.late.remove((key, data))
+        self.unsynced.discard(key)
         return self._info(key)
+
+    async def make_durable(self, key, data):
+        check_key(self.name, key)
+        if self.local:
+            await self.network.send("make_durable", key, PutUnknownError(self.name, key, "no answer"))
+            self.objects[key] = bytes(data)
+            self.unsynced.discard(key)
 
     async def read(self, key, start, stop, *, etag=""):
         check_key(self.name, key)
@@ -117,10 +141,15 @@ class SimStore:
         check_key(self.name, key)
         await self.network.send("delete", key, StoreUnavailableError(self.name, "delete", "no answer"))
         self.objects.pop(key, None)
+        self.unsynced.discard(key)
         await self.network.answer(StoreUnavailableError(self.name, "delete", "no answer"))
 
     async def close(self):
         pass
+
+    def _not_synced(self, key: str) -> None:
+        if self.local:
+            self.unsynced.add(key)
 
     def _info(self, key: str) -> ObjectInfo:
         data = self.objects[key]

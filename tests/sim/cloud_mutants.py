@@ -1,6 +1,6 @@
 """Planted bugs of the cloud tier; see `mutants` for what a mutant is."""
 
-from ister.cloud import proof
+from ister.cloud import adopt, proof
 from ister.cloud.deleter import Deleter
 from ister.cloud.reader import ObjectStream
 from ister.cloud.uploader import Uploader
@@ -17,6 +17,8 @@ CLOUD_MUTANTS = [
            "self.uploaded.reach(descriptor.stop); await self._catalog.add(descriptor)"),
     Mutant("lets a wrong checkpoint stop the upload", Uploader, "_next_run", "if hint is not None", "if False"),
     Mutant("does not adopt what a crash left", Uploader, "recover_behind", "adopted[-1] if adopted else last", "last"),
+    Mutant("describes an object that a power cut may take away", adopt, "_confirmed",
+           "await store.make_durable(key, data)", "pass"),
     Mutant("goes on behind objects that it did not adopt", Uploader, "recover_behind",
            "last.stop if last else await self._first_offset()", "self._log.synced_offset"),
     Mutant("prunes what is not uploaded", Deleter, "tick",

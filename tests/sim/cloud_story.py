@@ -62,8 +62,11 @@ class World:
             disk = self.disk.unpowered(rng)
         else:
             disk = older if how == "old" and older is not None else SimFiles()
+        store = self.store.copy(network)
+        if how == "power":
+            store.lose_power(rng)
         return World(
-            disk, self.store.copy(network), self.metadata.copy(network), dict(self.acked), set(self.sent),
+            disk, store, self.metadata.copy(network), dict(self.acked), set(self.sent),
             self.durable, self.described, how, self.table.copy(network) if self.table else None, self.reported,
         )  # fmt: skip
 
@@ -90,7 +93,7 @@ def small_sizes(seed: int):
 
 def new_world(seed: int) -> World:
     network = Network(random.Random(seed))
-    return World(SimFiles(), SimStore(network), SimMetadata(network))
+    return World(SimFiles(), SimStore(network, local=seed % 2 == 1), SimMetadata(network))
 
 
 class CloudStory:

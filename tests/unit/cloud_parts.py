@@ -123,7 +123,8 @@ class TroubledStore(Trouble):
         super().__init__()
         self.store = store
         self.reads = []
-        self.etags = {}
+        self.spoil = []
+        """What becomes of the bytes of the next reads, one function a read."""
 
     @property
     def name(self):
@@ -139,10 +140,15 @@ class TroubledStore(Trouble):
         self.after("put")
         return info
 
+    async def make_durable(self, key, data):
+        await self.before("make_durable", key)
+        await self.store.make_durable(key, data)
+
     async def read(self, key, start, stop, *, etag=""):
         self.reads.append((key, start, stop))
         await self.before("read", key)
-        return await self.store.read(key, start, stop, etag=etag)
+        data = await self.store.read(key, start, stop, etag=etag)
+        return self.spoil.pop(0)(data) if self.spoil else data
 
     async def stat(self, key):
         await self.before("stat", key)
@@ -160,6 +166,11 @@ class TroubledStore(Trouble):
 
     async def close(self):
         await self.store.close()
+
+
+def flipped(at):
+    """Return a function that flips one bit, as a bad network does."""
+    return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 class TroubledMetadata(Trouble):

@@ -65,19 +65,66 @@ def test_a_name_that_could_not_be_synced_is_an_unknown_outcome(tmp_path, monkeyp
     assert (type(end), end.key) == (PutUnknownError, "x")
 
 
-def test_a_put_syncs_bytes_before_the_name_and_every_directory_after_it(tmp_path, monkeypatch):
-    store, seen = FsStore(tmp_path / "o"), []
-    asyncio.run(store.put_if_absent("first", b"1"))
-    sync, data_sync, link = os.fsync, os.fdatasync, os.link
+def steps_of(monkeypatch, root):
+    """Note what is synced, linked and replaced, in order."""
+    seen = []
+    sync, data_sync, link, replace = os.fsync, os.fdatasync, os.link, os.replace
 
     def where(fd):
-        return Path(f"/proc/self/fd/{fd}").readlink().relative_to(tmp_path / "o")
+        return os.path.relpath(Path(f"/proc/self/fd/{fd}").readlink(), root)
 
     monkeypatch.setattr(os, "fdatasync", lambda fd: (data_sync(fd), seen.append("data")))
     monkeypatch.setattr(os, "link", lambda *names, **more: (link(*names, **more), seen.append("link")))
-    monkeypatch.setattr(os, "fsync", lambda fd: (sync(fd), seen.append(str(where(fd)))))
+    monkeypatch.setattr(os, "replace", lambda *names, **more: (replace(*names, **more), seen.append("replace")))
+    monkeypatch.setattr(os, "fsync", lambda fd: (sync(fd), seen.append(where(fd))))
+    return seen
+
+
+def test_a_put_syncs_bytes_and_directories_before_the_name_and_its_directory_after_it(tmp_path, monkeypatch):
+    store = FsStore(tmp_path / "o")
+    asyncio.run(store.put_if_absent("first", b"1"))
+    seen = steps_of(monkeypatch, tmp_path / "o")
     asyncio.run(store.put_if_absent("a/b/x", b"1"))
-    assert seen == ["data", "link", "a/b", "a", "."]
+    assert seen == ["data", ".", "a", "link", "a/b"]
+    seen.clear()
+    asyncio.run(store.put_if_absent("a/b/y", b"1"))
+    assert seen == ["data", "link", "a/b"]
+
+
+def test_an_object_of_another_process_is_made_durable_as_a_new_file_and_not_by_syncing_the_old_one(
+    tmp_path, monkeypatch
+):
+    """I4."""
+    asyncio.run(FsStore(tmp_path / "o").put_if_absent("a/x", b"123"))
+    before = (tmp_path / "o" / "a" / "x").stat().st_ino
+    store, seen = FsStore(tmp_path / "o"), steps_of(monkeypatch, tmp_path / "o")
+    asyncio.run(store.make_durable("a/x", b"123"))
+    assert seen[-4:] == ["data", ".", "replace", "a"]
+    assert (tmp_path / "o" / "a" / "x").stat().st_ino != before
+    assert list((tmp_path / "o" / DRAFTS).iterdir()) == []
+
+
+def test_a_failed_sync_while_an_object_is_made_durable_is_an_unknown_outcome(tmp_path, monkeypatch):
+    """I4."""
+    store = FsStore(tmp_path / "o")
+    asyncio.run(store.put_if_absent("x", b"123"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.EIO))
+        with pytest.raises(PutUnknownError):
+            asyncio.run(store.make_durable("x", b"123"))
+    assert asyncio.run(store.read("x", 0, 3)) == b"123"
+
+
+def test_a_directory_whose_name_could_not_be_synced_is_not_used(tmp_path, monkeypatch):
+    """I4."""
+    store = FsStore(tmp_path / "o")
+    asyncio.run(store.put_if_absent("first", b"1"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.EIO))
+        end = ending(store, "d/x", b"1")
+    assert isinstance(end, StoreUnavailableError)
+    assert not (tmp_path / "o" / "d").exists()
+    assert asyncio.run(store.put_if_absent("d/x", b"1")).size == 1
 
 
 def test_an_object_and_a_directory_cannot_share_a_name(tmp_path):

@@ -1,6 +1,7 @@
 """The uploader when things go wrong: lost answers, crashes, foreign objects, damage, a store that is down or hangs."""
 
 import asyncio
+import errno
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from ister.core.errors import (
 from ister.core.frame import Marker, encode_marker
 from ister.core.offsets import StartPosition
 from ister.core.segment import describe, object_key, parse_key
+from ister.ports.files import OsFiles
 from ister.wal import AckLevel
 from sim.cloud_machine import SimStore
 from sim.machine import SimFiles
@@ -242,6 +244,62 @@ def test_i7_a_description_that_someone_else_wrote_stops_the_upload(tmp_path, soo
         await parts.close()
 
     run(story())
+
+
+@pytest.mark.parametrize("how", ["the sync of its name failed", "killed before the sync", "put by an earlier attempt"])
+def test_an_object_is_made_durable_before_it_is_described(tmp_path, soon, monkeypatch, how):
+    """I4."""
+
+    async def story():
+        parts = await open_parts(tmp_path)
+        await parts.add(3)
+        await parts.uploader.drain()
+        await parts.add(5)
+        if how == "the sync of its name failed":
+            with monkeypatch.context() as patch:
+                patch.setattr(OsFiles, "sync_directory", _failing_sync)
+                with pytest.raises(PutUnknownError):
+                    await parts.uploader.drain()
+        else:
+            parts.store.lose["put"] = [MetadataUnavailableError("m", "put", "killed")]
+            with pytest.raises(MetadataUnavailableError):
+                await parts.uploader.drain()
+        if how == "put by an earlier attempt":
+            parts.uploader._recovered = True
+        steps = []
+        parts.store.before = _noting(parts.store.before, steps.append)
+        parts.metadata.before = _noting(parts.metadata.before, steps.append)
+        before = parts.object_files()[-1].stat().st_ino
+        await parts.uploader.drain()
+        assert steps.index("make_durable") < steps.index("cas")
+        assert parts.object_files()[-1].stat().st_ino != before, "written anew: a second sync would prove nothing"
+        await check_objects(parts, 8)
+        await parts.close()
+
+    run(story())
+
+
+def test_an_object_that_cannot_be_made_durable_is_not_described_and_tried_again(tmp_path, soon):
+    """I4."""
+
+    async def story():
+        parts = await open_parts(tmp_path, level=AckLevel.CLOUD)
+        parts.store.lose["put"] = [PutUnknownError("fs", "k", "EIO")]
+        parts.store.fail["make_durable"] = [PutUnknownError("fs", "k", "EIO") for _ in range(3)]
+        append = asyncio.create_task(parts.storage.append_messages(messages(0, 5)))
+        parts.run_uploader()
+        await until(lambda: parts.store.count("make_durable") >= 3)
+        assert not append.done()
+        assert await parts.spans() == []
+        assert await append == range(5)
+        await check_objects(parts, 5)
+        await parts.close()
+
+    run(story())
+
+
+def _failing_sync(_files, _directory):
+    raise OSError(errno.EIO, "Input/output error")
 
 
 # --- the store --------------------------------------------------------------------------------------------------------

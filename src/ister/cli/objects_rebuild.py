@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ister import config as settings
@@ -32,6 +33,7 @@ from ister.core.errors import (
 )
 from ister.core.names import TopicName
 from ister.core.segment import Descriptor, describe, object_key, parse_key, topic_prefix
+from ister.ports.objects.checked import read_checked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -311,6 +313,6 @@ async def _describe(store: CloudStore, piece: Piece) -> bytes:
     info = await store.stat(piece.key)
     if info is None:
         raise MissingObjectError(piece.key, store.name)
-    data = await store.read(piece.key, 0, info.size, etag=info.etag)
-    found = await asyncio.to_thread(describe, data, piece.key, piece.name, epoch=0, etag=info.etag)
+    check = partial(describe, key=piece.key, name=piece.name, epoch=0, etag=info.etag)
+    found = await read_checked(store, piece.key, 0, info.size, etag=info.etag, check=check)
     return found.dump()

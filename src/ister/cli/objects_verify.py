@@ -28,6 +28,7 @@ from ister.core.errors import (
 from ister.core.names import TopicName
 from ister.core.segment import Descriptor, ObjectName, describe, object_key, parse_key, topic_prefix
 from ister.ports.metadata.pages import entries
+from ister.ports.objects.checked import read_checked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -164,10 +165,13 @@ async def _check(store: CloudStore, topic: TopicName, descriptor: Descriptor) ->
     info = await store.stat(key)
     if info is None:
         return MissingObjectError(key, store.name)
+
+    def described(data: bytes) -> tuple[bytes, Descriptor]:
+        return data, describe(data, key, name, epoch=descriptor.epoch, etag=descriptor.etag)
+
     try:
         size = min(info.size, descriptor.size)
-        data = await store.read(key, 0, size, etag=info.etag)
-        found = await asyncio.to_thread(describe, data, key, name, epoch=descriptor.epoch, etag=descriptor.etag)
+        data, found = await read_checked(store, key, 0, size, etag=info.etag, check=described)
     except (CorruptObjectError, MissingObjectError) as error:
         if info.size < descriptor.size and isinstance(error, CorruptObjectError):
             reason = f"it has {info.size} bytes, {descriptor.size} were put"

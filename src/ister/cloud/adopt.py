@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ister.core.columns import scan_run, strip_markers
-from ister.core.errors import CorruptObjectError, MissingSpanError
+from ister.core.errors import CorruptObjectError, MissingObjectError, MissingSpanError
 from ister.core.offsets import StartPosition
 from ister.core.segment import describe, generation_prefix, parse_key
+from ister.ports.objects.checked import read_checked
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from ister.cloud.catalog import ObjectCatalog
     from ister.cloud.log import SyncedLog
     from ister.core.columns import Frames
@@ -65,39 +68,62 @@ async def adopt(
 
 async def same_messages(store: CloudStore, key: str, name: ObjectName, data: Frames, epoch: int) -> Descriptor | None:
     """Describe an object that is there already if it holds these messages; None when it holds others."""
-    loop = asyncio.get_running_loop()
-    info = await store.stat(key)
-    if info is None:
-        return None  # gone again: whoever owns that name is not us
-    there = await store.read(key, 0, info.size, etag=info.etag)
+
+    async def is_same(there: bytes) -> bool:
+        if there == data:
+            return True
+        mine, theirs = await asyncio.get_running_loop().run_in_executor(
+            None, lambda: (strip_markers(data), strip_markers(there))
+        )
+        return mine == theirs
+
     try:
-        descriptor = await loop.run_in_executor(None, _describe, there, info, name, epoch)
+        return await _confirmed(store, key, name, epoch, is_same)
     except CorruptObjectError as error:
         log.warning("object_damaged", key=key, cause=str(error))
         return None
-    if there == data:
-        return descriptor
-    mine, theirs = await loop.run_in_executor(None, lambda: (strip_markers(data), strip_markers(there)))
-    return descriptor if mine == theirs else None
 
 
 async def _judge(
     store: CloudStore, info: ObjectInfo, name: ObjectName, synced_log: SyncedLog, epoch: int
 ) -> Descriptor | None:
-    loop = asyncio.get_running_loop()
-    stat = await store.stat(info.key)
-    if stat is None:
-        return None
-    data = await store.read(info.key, 0, stat.size, etag=stat.etag)
+    start, stop = max(name.start, synced_log.start_offset), min(name.stop, synced_log.synced_offset)
+
+    async def is_same(data: bytes) -> bool:
+        if start >= stop or await _equals_log(data, name, synced_log, start, stop):
+            return True
+        log.warning("object_not_adopted", key=info.key, cause="its messages are others than those in the log")
+        return False
+
     try:
-        descriptor = await loop.run_in_executor(None, _describe, data, stat, name, epoch)
+        return await _confirmed(store, info.key, name, epoch, is_same)
     except CorruptObjectError as error:
         log.warning("object_not_adopted", key=info.key, cause=str(error))
         return None
-    start, stop = max(name.start, synced_log.start_offset), min(name.stop, synced_log.synced_offset)
-    if start < stop and not await _equals_log(data, name, synced_log, start, stop):
-        log.warning("object_not_adopted", key=info.key, cause="its messages are others than those in the log")
+
+
+async def _confirmed(
+    store: CloudStore, key: str, name: ObjectName, epoch: int, is_same: Callable[[bytes], Awaitable[bool]]
+) -> Descriptor | None:
+    """Describe an object that was found, once it is known to be whole, the same as the log, and durable; else None.
+
+    Whatever relies on an object that this process did not put, or whose put did not succeed, asks this first: what was read
+    may be in the page cache only. CorruptObjectError when its frames are not whole.
+    """
+    info = await store.stat(key)
+    if info is None:
+        return None  # gone again: whoever owns that name is not us
+
+    def described(data: bytes) -> tuple[bytes, Descriptor]:
+        return data, describe(data, key, name, epoch=epoch, etag=info.etag)
+
+    try:
+        data, descriptor = await read_checked(store, key, 0, info.size, etag=info.etag, check=described)
+    except MissingObjectError:
         return None
+    if not await is_same(data):
+        return None
+    await store.make_durable(key, data)
     return descriptor
 
 
@@ -115,7 +141,3 @@ async def _equals_log(data: bytes, name: ObjectName, synced_log: SyncedLog, star
             return False
         at += count
     return True
-
-
-def _describe(data: bytes, info: ObjectInfo, name: ObjectName, epoch: int) -> Descriptor:
-    return describe(data, info.key, name, epoch=epoch, etag=info.etag)

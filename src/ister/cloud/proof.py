@@ -34,17 +34,26 @@ async def prove(store: CloudStore, catalog: ObjectCatalog, start: int, stop: int
                 info = await anext(listing, None)
                 if info is None:
                     break
-            if info is None or info.key != key:
-                raise MissingObjectError(key, store.name)
-            _compare(key, info, descriptor)
+            if info is None or info.key != key or _fault(key, info, descriptor) is not None:
+                await look_at(store, key, descriptor)  # a listing may be wrong; the object itself decides
 
 
-def _compare(key: str, info: ObjectInfo, descriptor: Descriptor) -> None:
-    """Refuse an object that is not as it was described."""
+async def look_at(store: CloudStore, key: str, descriptor: Descriptor) -> None:
+    """Return if an object is there as it was described; MissingObjectError or CorruptObjectError when it is not."""
+    info = await store.stat(key)
+    if info is None:
+        raise MissingObjectError(key, store.name)
+    if (fault := _fault(key, info, descriptor)) is not None:
+        raise fault
+
+
+def _fault(key: str, info: ObjectInfo, descriptor: Descriptor) -> CorruptObjectError | None:
+    """Return what is wrong with an object that is not as it was described."""
     if info.size != descriptor.size:
-        raise CorruptObjectError(key, -1, -1, f"it has {info.size} bytes, {descriptor.size} were put")
+        return CorruptObjectError(key, -1, -1, f"it has {info.size} bytes, {descriptor.size} were put")
     if descriptor.etag and info.etag and info.etag != descriptor.etag:
-        raise CorruptObjectError(key, -1, -1, f"its etag is {info.etag}, {descriptor.etag} was put")
+        return CorruptObjectError(key, -1, -1, f"its etag is {info.etag}, {descriptor.etag} was put")
+    return None
 
 
 async def sweep_orphans(store: CloudStore, catalog: ObjectCatalog, upto: int, *, after: int = 0) -> int:

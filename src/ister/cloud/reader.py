@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ister.core import kernels
 from ister.core.columns import REASONS, messages_of, scan_run
-from ister.core.errors import CorruptObjectError, LogClosedError
+from ister.core.errors import CorruptObjectError, LogClosedError, MissingObjectError
 from ister.ports.ahead import ahead
+from ister.ports.objects.checked import read_checked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -124,40 +126,49 @@ class ObjectStream:
         self._reader.objects_read += 1
         stop = min(self._stop, descriptor.stop)
         offset, at = descriptor.place(wanted)
-        loop = asyncio.get_running_loop()
         seeking = wanted > offset or at > 0
-        fetch = self._fetch(key, descriptor, at, SEEK_BYTES if seeking else RANGE_BYTES)
+        following = min(descriptor.size, at + (SEEK_BYTES if seeking else RANGE_BYTES))
+        fetch: asyncio.Future[bytes] | None = self._fetch(key, descriptor, at, following)
         held = b""
         try:
             while offset < stop:
-                fetched = await fetch
-                self._reader.bytes_read += len(fetched)
-                data = held + fetched
-                following = at + len(data)
-                if following < descriptor.size and not seeking:
-                    fetch = self._fetch(key, descriptor, following, RANGE_BYTES)
-                scan = await loop.run_in_executor(None, _scan, data, offset, stop, max(wanted, offset))
-                if scan.code not in {kernels.OK, kernels.NEED_MORE} or (
-                    following >= descriptor.size and scan.next_offset < stop
-                ):
-                    reason = REASONS.get(scan.code, "it ends too early")
-                    raise CorruptObjectError(key, at + scan.end, scan.next_offset, reason)
+                assert fetch is not None, "an object that ends too early is damaged"
+                needed, fetch = fetch, None
+                ends = following
+                following = min(descriptor.size, ends + RANGE_BYTES)
+                is_last = ends == descriptor.size
+                check = partial(_scan, key, at, offset, stop, max(wanted, offset), is_last)
+                try:
+                    data = held + await needed
+                    if not is_last and not seeking:
+                        fetch = self._fetch(key, descriptor, ends, following)
+                    data, scan = await asyncio.get_running_loop().run_in_executor(None, check, data)
+                except (CorruptObjectError, MissingObjectError):
+                    # One answer proves nothing: the bytes may have been changed in transit.
+                    data, scan = await read_checked(
+                        self._reader.store, key, at, ends, etag=descriptor.etag, check=check
+                    )
+                self._reader.bytes_read += len(data) - len(held)
                 if scan.rows:
                     yield data, scan, key
-                if following < descriptor.size and seeking:
+                if fetch is None and not is_last:
                     # Only now: whoever wants one message does not wait for a MiB that comes behind it.
-                    fetch = self._fetch(key, descriptor, following, RANGE_BYTES)
-                    seeking = False
+                    fetch = self._fetch(key, descriptor, ends, following)
+                seeking = False
                 held = data[scan.end :]
                 at += scan.end
                 offset = scan.next_offset
         finally:
-            fetch.cancel()
+            if fetch is not None:
+                fetch.cancel()
 
-    def _fetch(self, key: str, descriptor: Descriptor, at: int, size: int) -> asyncio.Future[bytes]:
-        stop = min(descriptor.size, at + size)
-        return ahead(asyncio.ensure_future(self._reader.store.read(key, at, stop, etag=descriptor.etag)))
+    def _fetch(self, key: str, descriptor: Descriptor, start: int, stop: int) -> asyncio.Future[bytes]:
+        return ahead(asyncio.ensure_future(self._reader.store.read(key, start, stop, etag=descriptor.etag)))
 
 
-def _scan(data: bytes, offset: int, limit: int, wanted: int) -> Scan:
-    return scan_run(data, first_offset=offset, limit=limit, wanted=wanted)
+def _scan(key: str, at: int, offset: int, limit: int, wanted: int, is_last: bool, data: bytes) -> tuple[bytes, Scan]:  # noqa: FBT001  # always by partial
+    """Check the frames of an object from byte `at` on; returns them with what was found."""
+    scan = scan_run(data, first_offset=offset, limit=limit, wanted=wanted)
+    if scan.code not in {kernels.OK, kernels.NEED_MORE} or (is_last and scan.next_offset < limit):
+        raise CorruptObjectError(key, at + scan.end, scan.next_offset, REASONS.get(scan.code, "it ends too early"))
+    return data, scan

@@ -22,16 +22,18 @@ import pyarrow as pa
 
 from ister.core import kernels
 from ister.core.columns import batch_of, corrupt, scan_run
-from ister.core.errors import BusyError, CorruptError
+from ister.core.errors import BusyError, CorruptError, CorruptLogError, CorruptObjectError
 from ister.core.frame import HEADER, HEADER_BYTES
 from ister.lake.parquet import Written, write_files
 from ister.lake.schema import table_rows
 from ister.pipeline.typed import Values
 from ister.ports.objects import StoreSettings, open_store
+from ister.ports.objects.checked import read_checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ister.core.columns import Scan
     from ister.core.typed.decode import Named
     from ister.pipeline.typed import Typed
 
@@ -186,12 +188,17 @@ def decoded(source: Source, reach: Reach) -> Iterator[pa.RecordBatch]:
 
 def frames(source: Source, read: Callable[[int, int], bytes | memoryview]) -> Iterator[pa.RecordBatch]:
     """Decode what `read` gives, from the source's first byte to its last."""
+    for data, scan in _scans(source, read):
+        if scan.rows:
+            yield batch_of(data, scan)
+
+
+def _scans(source: Source, read: Callable[[int, int], bytes | memoryview]) -> Iterator[tuple[bytes | memoryview, Scan]]:
     at, expected, count = source.start_byte, source.start, READ_BYTES
     while expected < source.stop:
         data = read(at, min(count, source.stop_byte - at))
         scan = scan_run(data, first_offset=expected, limit=source.stop)
-        if scan.rows:
-            yield batch_of(data, scan)
+        yield data, scan
         if scan.end:
             at, expected, count = at + scan.end, scan.next_offset, READ_BYTES
         elif scan.code == kernels.NEED_MORE and len(data) == count:
@@ -201,8 +208,19 @@ def frames(source: Source, read: Callable[[int, int], bytes | memoryview]) -> It
 
 
 async def _fetch(source: Source, reach: Reach) -> bytes:
+    """Read an object's frames; all of them are checked first, because those that are decoded are not read again."""
+
+    def check(data: bytes) -> bytes:
+        view = memoryview(data)
+        try:
+            for _ in _scans(source, lambda at, count: view[at - source.start_byte : at - source.start_byte + count]):
+                pass
+        except CorruptLogError as error:
+            raise CorruptObjectError(source.key, error.byte, error.expected_offset, error.reason) from None
+        return data
+
     store = open_store(StoreSettings(reach.backend, reach.root, reach.options))
     try:
-        return await store.read(source.key, source.start_byte, source.stop_byte, etag=source.etag)
+        return await read_checked(store, source.key, source.start_byte, source.stop_byte, etag=source.etag, check=check)
     finally:
         await store.close()

@@ -15,6 +15,7 @@ from ister.core.errors import CorruptLogError, CorruptObjectError, OffsetOutOfRa
 from ister.core.frame import HEADER, HEADER_BYTES
 from ister.core.splits import Cut, Share, share_out
 from ister.ports.background import in_background
+from ister.ports.objects.checked import read_checked
 from ister.wal.directory import READ_BYTES, unreadable
 
 if TYPE_CHECKING:
@@ -176,9 +177,12 @@ async def _object_parts(objects: ObjectTier, start: int, split_bytes: int) -> li
 async def _byte_in_object(objects: ObjectTier, descriptor: Descriptor, key: str, near: Cut, offset: int) -> int:
     """Return where the frames below `offset` end; reads what lies between two places of the index."""
     stop = next((byte for at, byte in descriptor.index if at > offset), descriptor.size)
-    data = await objects.reader.store.read(key, near.byte, stop, etag=descriptor.etag)
-    scan = await in_background(partial(scan_run, data, first_offset=near.offset, limit=offset))
-    if scan.next_offset != offset:
-        reason = REASONS.get(scan.code, "it ends too early")
-        raise CorruptObjectError(key, near.byte + scan.end, scan.next_offset, reason)
-    return near.byte + scan.end
+
+    def check(data: bytes) -> int:
+        scan = scan_run(data, first_offset=near.offset, limit=offset)
+        if scan.next_offset != offset:
+            reason = REASONS.get(scan.code, "it ends too early")
+            raise CorruptObjectError(key, near.byte + scan.end, scan.next_offset, reason)
+        return near.byte + scan.end
+
+    return await read_checked(objects.reader.store, key, near.byte, stop, etag=descriptor.etag, check=check)

@@ -1,7 +1,8 @@
 """Objects as files in a directory: whole and on disk under their final name, or not there.
 
-A put writes a draft in `.drafts`, syncs it, links it to its name (which fails when the name is taken) and syncs every
-directory up to the root. A kill leaves at most a draft; the first put of a process removes drafts older than an hour.
+A put writes a draft in `.drafts`, syncs it, makes its directories durable, links it to its name (which fails when the name
+is taken) and syncs the directory of that name. A kill leaves at most a draft, or a name that was not synced; the first put
+of a process removes drafts older than an hour.
 """
 
 from __future__ import annotations
@@ -77,6 +78,15 @@ class FsStore:
         self._path(key)
         return await in_background(lambda: self._put(key, memoryview(data).cast("B")))
 
+    async def make_durable(self, key: str, data: Frames) -> None:
+        """Write the bytes of an object that was found to a new file, which replaces it, and sync that and its name.
+
+        To sync the file and the directory that are there would not do: perhaps that has failed before, and after a failed
+        sync Linux marks the pages clean, so a second one succeeds for what never reached the disk.
+        """
+        self._path(key)
+        await in_background(lambda: self._put(key, memoryview(data).cast("B"), os.replace))
+
     async def read(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:  # noqa: ARG002  # a file has none
         """Return exactly the bytes [start, stop)."""
         path = self._path(key)
@@ -122,16 +132,15 @@ class FsStore:
             raise StoreRefusedError(self.name, action, cause) from error
         raise StoreUnavailableError(self.name, action, cause) from error
 
-    def _put(self, key: str, data: memoryview) -> ObjectInfo:
+    def _put(self, key: str, data: memoryview, give_name: Callable[[Path, Path], None] | None = None) -> ObjectInfo:
         final = self._root / key
         try:
             self._prepare()
             draft = self._root / DRAFTS / secrets.token_hex(12)
             try:
                 _write(draft, data)
-                if _make_directories(final.parent):
-                    self._durable.clear()
-                _link(draft, final)
+                self._ensure_directory(final.parent)
+                (give_name or _link)(draft, final)
             finally:
                 with suppress(OSError):  # a draft that stays is swept later
                     draft.unlink(missing_ok=True)
@@ -142,16 +151,29 @@ class FsStore:
             self._durable.clear()
             self._fail(f"put {key}", error)
         try:
-            # The directories above get no new name, unless one was made, so they are synced once.
-            for directory in (final.parent, *final.parent.parents):
-                OsFiles().sync_directory(directory)
-                if directory == self._root or final.parent in self._durable:
-                    break
-            self._durable.add(final.parent)
+            OsFiles().sync_directory(final.parent)
         except OSError as error:
             # The object has its name, but a power cut may take it away; a second sync would prove nothing.
             raise PutUnknownError(self.name, key, os.strerror(error.errno or errno.EIO)) from error
         return ObjectInfo(key, len(data), "")
+
+    def _ensure_directory(self, directory: Path) -> None:
+        """Make a directory and those above it, each durable before anything is put into it.
+
+        One whose name could not be synced is removed again: a second sync would prove nothing.
+        """
+        if directory == self._root or (directory in self._durable and directory.is_dir()):
+            return
+        self._ensure_directory(directory.parent)
+        made = _make_directory(directory)
+        try:
+            OsFiles().sync_directory(directory.parent)
+        except OSError:
+            if made:
+                with suppress(OSError):  # another put was quicker: it is in use
+                    directory.rmdir()
+            raise
+        self._durable.add(directory)
 
     def _prepare(self) -> None:
         if self._ready:
@@ -250,15 +272,14 @@ def _write(draft: Path, data: memoryview) -> None:
         os.close(fd)
 
 
-def _make_directories(directory: Path) -> bool:
-    """Make a directory and those above it; returns whether there was one to make."""
-    if directory.is_dir():
-        return False
-    _make_directories(directory.parent)
+def _make_directory(directory: Path) -> bool:
+    """Make a directory; returns whether it was not there."""
     try:
-        directory.mkdir(mode=0o750, exist_ok=True)
-    except FileExistsError:  # an object has the name of a directory that this key needs
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+        directory.mkdir(mode=0o750)
+    except FileExistsError:
+        if not directory.is_dir():  # an object has the name of a directory that this key needs
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+        return False
     return True
 
 

@@ -130,6 +130,10 @@ class OpendalStore:
             return await self._verify(key, view)
         raise failure  # not in the handler: the service's own text, which may hold secrets, would hang on as context
 
+    async def make_durable(self, key: str, data: Frames) -> None:  # noqa: ARG002  # the port has it
+        """Do nothing: what a remote store shows, it keeps."""
+        check_key(self._name, key)
+
     async def read(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:
         """Return exactly the bytes [start, stop)."""
         check_key(self._name, key)

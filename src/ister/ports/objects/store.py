@@ -1,4 +1,4 @@
-"""What Ister asks of an object store: five calls on finished bytes, so that each of them can be made to fail.
+"""What Ister asks of an object store: six calls on finished bytes, so that each of them can be made to fail.
 
 Objects never change. There is no open writer, no append, no rename and no overwrite: an object is there whole, under a
 name that nobody had before, or it is not there.
@@ -39,6 +39,15 @@ class CloudStore(Protocol):
 
         ObjectExistsError when there is an object of that name, whoever put it, perhaps an earlier attempt of this very
         call. PutUnknownError when it cannot be told whether the object is there; also cancelling leaves it unknown.
+        """
+        ...
+
+    async def make_durable(self, key: str, data: Frames) -> None:
+        """Return once an object that was found, not put by us, survives power loss; `data` are the bytes it was seen to have.
+
+        Whoever put it may have died, or failed, before it was durable. Call it before anything relies on the object.
+        A remote store shows only what it keeps, so there is nothing to do. PutUnknownError when it cannot be told; then
+        call it again.
         """
         ...
 
