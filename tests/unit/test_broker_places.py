@@ -8,10 +8,11 @@ from cloud_parts import named, told
 from danube.proto.DanubeApi_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from ister.broker.letters import letter_message
+from ister.broker.records import SubscriptionRecord
 from ister.broker.sweeping import _sweep_topic
-from ister.config.policies import Policies
+from ister.config.policies import CompletePolicies, Policies
 from ister.core.dispatch import DeadLetter
-from ister.core.errors import DeniedError, PreconditionError
+from ister.core.errors import DeniedError, LimitError, PreconditionError
 from ister.core.failure import FailurePolicy, Poison
 from ister.core.message import MsgID, StreamMessage
 
@@ -204,6 +205,76 @@ def test_a_new_topic_has_no_subscription_that_was_written_late(tmp_path):
             await client.producer(T)
         async with world.broker() as client:
             assert not client.broker.topics[T].subscriptions
+
+    asyncio.run(act())
+
+
+LIMITS = [
+    (Policies(max_consumers_per_subscription=1), DeniedError),
+    (Policies(max_consumers_per_topic=1), LimitError),
+]
+
+
+async def refused_stream(client, consumer, error):
+    async with client.receive(consumer) as stream:
+        with pytest.raises(error, match="as many as it may have"):
+            await stream.end()
+
+
+@pytest.mark.parametrize(("policies", "error"), LIMITS)
+@pytest.mark.parametrize("reliable", [True, False])
+def test_a_remembered_consumer_counts_as_new_once_its_grace_is_over(tmp_path, reliable, policies, error):
+    """J11."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            await client.producer(T, reliable=reliable)
+            await client.broker.set_topic_policies(client.broker.topics[T].name, policies)
+            first = await client.subscribe(T, name="a", kind=SHARED)
+            age(client, first)
+            second = await client.subscribe(T, name="b", kind=SHARED)
+            await refused_stream(client, first, error)
+            with pytest.raises(error):
+                await client.subscribe(T, name="a", kind=SHARED)
+            async with client.receive(second):
+                await refused_stream(client, first, error)
+                assert await client.subscribe(T, name="b", kind=SHARED) == second, "it takes over from itself"
+            age(client, second)
+            async with client.receive(first):
+                await refused_stream(client, second, error)
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize(("policies", "error"), LIMITS)
+def test_after_a_restart_those_who_come_first_have_the_places(tmp_path, policies, error):
+    """J11."""
+
+    async def act():
+        world = BrokerWorld(tmp_path)
+        async with world.broker() as client:
+            await client.producer(T)
+            numbers = [await client.subscribe(T, name=name, kind=SHARED) for name in "ab"]
+            await client.broker.set_topic_policies(client.broker.topics[T].name, policies)
+        async with world.broker() as client:
+            async with client.receive(numbers[1]):
+                await refused_stream(client, numbers[0], error)
+            async with client.receive(numbers[0]):
+                pass
+
+    asyncio.run(act())
+
+
+def test_a_subscription_that_another_broker_serves_counts_for_the_limit(tmp_path):
+    """J11."""
+
+    async def act():
+        policies = CompletePolicies(max_subscriptions_per_topic=1)
+        async with BrokerWorld(tmp_path).broker(policies=policies) as client:
+            await client.producer(T)
+            client.broker.topics[T].settings_of["elsewhere"] = SubscriptionRecord()
+            with pytest.raises(DeniedError, match="1 subscriptions"):
+                await client.subscribe(T)
 
     asyncio.run(act())
 

@@ -160,6 +160,18 @@ def test_a_producer_that_wants_a_topic_alone_gets_it_alone(tmp_path):
     run(act())
 
 
+def test_an_attached_producer_that_wants_a_topic_alone_is_refused_beside_others(tmp_path):
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            first = await client.producer(T, "a")
+            await client.producer(T, "b")
+            with pytest.raises(PreconditionError, match="another producer"):
+                await client.producer(T, "a", exclusive=True)
+            assert not client.broker.topics[T].producers[first].exclusive
+
+    run(act())
+
+
 def test_every_field_of_a_message_comes_back_as_it_was_sent(tmp_path):
     async def act():
         async with BrokerWorld(tmp_path).broker() as client:

@@ -147,6 +147,19 @@ def test_a_bug_in_one_sweep_does_not_end_the_sweeping(tmp_path, monkeypatch):
     asyncio.run(act())
 
 
+def test_producers_that_have_long_been_silent_do_not_count_as_attached(tmp_path):
+    """J13."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            silent, heard_of = [await client.producer(T, name) for name in ("silent", "heard of")]
+            producers = client.broker.topics[T].producers
+            producers[silent].seen -= client.broker.settings.producer_expiry_s + 1
+            await until(lambda: list(producers) == [heard_of])
+
+    asyncio.run(act())
+
+
 def test_a_bug_in_saving_progress_is_told_and_it_is_saved_later(tmp_path, monkeypatch):
     async def act():
         async with BrokerWorld(tmp_path).broker(cursor_interval_s=0.01) as client:

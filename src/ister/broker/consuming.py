@@ -22,6 +22,7 @@ from ister.broker.records import SubscriptionRecord
 from ister.broker.service import Prompt, ServerStream, Service, Unary
 from ister.broker.subscription import ReliableSubscription
 from ister.broker.texts import check_name
+from ister.broker.v1_shapes import subscription_names
 from ister.core.dispatch import SubscriptionType
 from ister.core.errors import (
     DeniedError,
@@ -107,7 +108,7 @@ class Consuming:
     async def _make(self, topic: Topic, name: str, kind: SubscriptionType) -> Subscription:
         """Make a subscription: first its cursor, then its record, so that none is ever without a place."""
         limit = topic.policies.max_subscriptions_per_topic
-        if limit and len(topic.subscriptions) >= limit:
+        if limit and len(subscription_names(topic)) >= limit:
             raise DeniedError(f"topic {topic.text} has {limit} subscriptions, as many as it may have")
         settings = topic.settings_of.get(name, SubscriptionRecord())
         record = settings.model_copy(update={"kind": kind, "made": True})
@@ -130,7 +131,8 @@ class Consuming:
         broker = self._broker
         now = asyncio.get_running_loop().time()
         others = [consumer for consumer in subscription.live(now) if consumer.name != name]
-        _admit(topic, subscription, kind, name, others, now)
+        _admit(topic, subscription, kind, others)
+        _check_limits(topic, subscription, name, now)
         record = subscription.record
         consumers = dict(record.consumers)
         if record.kind is not kind or kind is SubscriptionType.EXCLUSIVE:
@@ -167,6 +169,7 @@ class Consuming:
             raise NotFoundError(f"consumer {request.consumer_id} not found; subscribe first")
         topic, subscription, consumer = found
         topic.check()
+        _check_limits(topic, subscription, consumer.name, asyncio.get_running_loop().time())
         stream = subscription.open_stream(consumer)
         try:
             outbox, reliable = stream.outbox, subscription.reliable
@@ -231,10 +234,8 @@ def _filters(request: ConsumerRequest) -> tuple[str, ...]:
     return tuple(request.key_filters)
 
 
-def _admit(
-    topic: Topic, subscription: Subscription, kind: SubscriptionType, name: str, others: list[Consumer], now: float
-) -> None:
-    """Refuse a consumer for whom there is no room."""
+def _admit(topic: Topic, subscription: Subscription, kind: SubscriptionType, others: list[Consumer]) -> None:
+    """Refuse a consumer beside whom the others could not stay."""
     where = f"subscription {subscription.name} of topic {topic.text}"
     if others and subscription.record.kind is not kind:
         raise PreconditionError(
@@ -242,14 +243,31 @@ def _admit(
         )
     if others and kind is SubscriptionType.EXCLUSIVE:
         raise DeniedError(f"{where} is exclusive and has the consumer {others[0].name}")
-    if name in subscription.consumers:
+
+
+def _check_limits(topic: Topic, subscription: Subscription, name: str, now: float) -> None:
+    """Refuse a consumer beyond the limits. One that is live counts already, and gives way to open streams only.
+
+    After a restart all that are remembered are live, more than there may be: those who come first get the streams.
+    """
+    per_topic, per_subscription = topic.policies.max_consumers_per_topic, topic.policies.max_consumers_per_subscription
+    if not per_topic and not per_subscription:
         return
-    limit = topic.policies.max_consumers_per_topic
-    if limit and sum(len(other.live(now)) for other in topic.subscriptions.values()) >= limit:
-        raise LimitError(f"topic {topic.text} has {limit} consumers, as many as it may have")
-    limit = topic.policies.max_consumers_per_subscription
-    if limit and len(others) >= limit:
-        raise DeniedError(f"{where} has {limit} consumers, as many as it may have")
+    is_live = any(consumer.name == name for consumer in subscription.live(now))
+
+    def others(served: Subscription) -> int:
+        return sum(
+            (consumer.stream is not None or not is_live) and (served is not subscription or consumer.name != name)
+            for consumer in served.live(now)
+        )
+
+    if per_topic and sum(map(others, topic.subscriptions.values())) >= per_topic:
+        raise LimitError(f"topic {topic.text} has {per_topic} consumers, as many as it may have")
+    if per_subscription and others(subscription) >= per_subscription:
+        raise DeniedError(
+            f"subscription {subscription.name} of topic {topic.text} has {per_subscription} consumers, "
+            "as many as it may have"
+        )
 
 
 def _change_type(subscription: Subscription, record: SubscriptionRecord) -> None:

@@ -1,4 +1,4 @@
-"""Forget consumers and volatile subscriptions that nobody has come back for."""
+"""Forget producers, consumers and volatile subscriptions that nobody has come back for."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ async def sweep(broker: Broker) -> None:
             await _follow(broker.following)
         now = loop.time()
         for topic in list(broker.topics.values()):
+            topic.forget_silent_producers(now)
             if not topic.subscriptions or topic.problem is not None:
                 continue
             try:

@@ -178,21 +178,23 @@ class Topic:
 
     def _attach(self, number: int, name: str, *, exclusive: bool) -> Producer:
         now = self._loop.time()
+        self.forget_silent_producers(now)
+        others = [producer for producer in self.producers.values() if producer.id != number]
+        if any(producer.exclusive for producer in others) or (exclusive and others):
+            raise PreconditionError(f"topic {self.text} has another producer, and one of them wants it alone")
         known = self.producers.get(number)
         if known is not None:
             known.seen = now
             known.exclusive = exclusive
             return known
-        self._forget_silent(now)
-        if any(producer.exclusive for producer in self.producers.values()) or (exclusive and self.producers):
-            raise PreconditionError(f"topic {self.text} has another producer, and one of them wants it alone")
         limit = self.policies.max_producers_per_topic
         if limit and len(self.producers) >= limit:
             raise LimitError(f"topic {self.text} has {limit} producers, as many as it may have")
         producer = self.producers[number] = Producer(number, name, exclusive, now)
         return producer
 
-    def _forget_silent(self, now: float) -> None:
+    def forget_silent_producers(self, now: float) -> None:
+        """Forget producers that have sent nothing, and of which nothing was heard, for as long as they may."""
         gone = [p.id for p in self.producers.values() if now - p.seen > self._settings.producer_expiry_s]
         for number in gone:
             del self.producers[number]
