@@ -3,6 +3,7 @@ import errno
 import os
 import tracemalloc
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -97,6 +98,27 @@ def test_every_way_to_append_gives_dense_offsets_and_one_reader_sees_them_all(tm
             message(n) for n in range(9)
         ]
         assert [m.offset for m in found] == list(range(9))
+        await wal.close()
+
+    run(main())
+
+
+def test_a_null_routing_key_over_bytes_is_stored_as_none(tmp_path):
+    """I2: bytes under a null are legal Arrow; they were counted, and not written."""
+
+    async def main():
+        starts, valid = np.array([0, 3, 6, 9], np.int32), bytes([0b101])
+        keys = pa.StringArray.from_buffers(3, pa.py_buffer(starts), pa.py_buffer(b"aaabbbccc"), pa.py_buffer(valid))
+        batch = pa.record_batch({"payload": [b"x", b"y", b"z"], "routing_key": keys})
+        wal = await Wal.with_config(config(tmp_path))
+        assert await wal.append_arrow(batch) == range(3)
+        assert await wal.append(message(3)) == 3
+        for _ in range(2):
+            found = await take(wal.create_reader(StartPosition.offset(0)), 4)
+            assert [m.payload for m in found] == [b"x", b"y", b"z", message(3).payload]
+            assert [m.routing_key for m in found] == ["aaa", None, "ccc", None]
+            await wal.close()
+            wal = await Wal.with_config(config(tmp_path))
         await wal.close()
 
     run(main())

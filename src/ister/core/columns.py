@@ -270,8 +270,7 @@ def rebuild_frames(batch: pa.RecordBatch) -> tuple[Chunk, int]:
         return Chunk(b"", 0, 0), bad
     offsets = _flat(batch.column("topic_offset"))
     times = _flat(batch.column("append_time").cast(pa.int64()))
-    out = np.empty(int(ends[-1]) if rows else 0, np.uint8)
-    kernels.build(0, rows, _readonly(offsets), _readonly(times), *columns, out)
+    out = _build(0, rows, columns, offsets, times, int(ends[-1]) if rows else 0)
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if rows else ends
     found = out[starts[:, None] + np.arange(12, 16)].copy().view("<u4").ravel()
     differing = np.flatnonzero(found != _flat(batch.column("frame_crc")))
@@ -318,7 +317,7 @@ def _measure(columns: _Columns, rows: int) -> tuple[np.ndarray, int]:
     """Return where each row's frame will stop, and the first row that breaks a limit, or -1."""
     ends = np.empty(rows, np.int64)
     starts = tuple(at for at, _ in columns.texts)
-    return ends, kernels.measure(rows, starts, columns.payload_at, columns.map_at, ends)
+    return ends, kernels.measure(rows, columns.narrow, starts, columns.payload_at, columns.map_at, ends)
 
 
 def _chunks(
@@ -329,11 +328,18 @@ def _chunks(
     done = 0
     while row < rows:
         stop = max(row + 1, int(np.searchsorted(ends, done + bytes_max, side="right")))
-        out = np.empty(int(ends[stop - 1]) - done, np.uint8)
-        kernels.build(row, stop, _readonly(offsets), _readonly(times), *columns, out)
+        out = _build(row, stop, columns, offsets, times, int(ends[stop - 1]) - done)
         yield Chunk(out.data, offset + row, offset + stop)
         done = int(ends[stop - 1])
         row = stop
+
+
+def _build(row: int, stop: int, columns: _Columns, offsets: np.ndarray, times: np.ndarray, size: int) -> np.ndarray:
+    """Return the frames of rows [row, stop), which have the size that was measured."""
+    out = np.empty(size, np.uint8)
+    built = kernels.build(row, stop, _readonly(offsets), _readonly(times), *columns, out)
+    assert built == size, "frames have the size that was measured"
+    return out
 
 
 def _whole(data: Frames, first_offset: int, source: str) -> Scan:
@@ -417,13 +423,14 @@ def _columns(cast: dict[str, pa.Array | None], rows: int) -> _Columns:
         elif column is not None and column.null_count < rows:
             narrow[1] |= _flat(column.is_valid().cast(pa.uint32())) * np.uint32(flag)
     attributes = cast["attributes"]
-    if attributes is None:
+    if attributes is None or not rows:
         map_at, keys, items = np.zeros(rows + 1, np.int32), _nothing(0), _nothing(0)
     else:
         map_at = np.frombuffer(attributes.buffers()[1], np.int32)[attributes.offset : attributes.offset + rows + 1]
-        if attributes.items.null_count:
+        pairs = attributes.values  # `attributes.keys` ignores the offset of its entries
+        if pairs.field(1).slice(map_at[0], map_at[-1] - map_at[0]).null_count:
             raise InvalidMessageError("attributes", "has an entry without a value")
-        keys, items = _parts(attributes.keys), _parts(attributes.items)
+        keys, items = _parts(pairs.field(0)), _parts(pairs.field(1))
     texts = (
         *(
             _parts(column) if (column := cast[name]) is not None else _nothing(rows)

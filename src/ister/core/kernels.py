@@ -435,14 +435,20 @@ def strip(buf, at, stop, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, 
 
 
 @njit(nogil=True, cache=True)
-def measure(rows, texts, payload_at, map_at, ends):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+def _route_bytes(narrow, route_at, row):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Return how many bytes of a routing key are stored: none for a null, whatever bytes Arrow has under it."""
+    return np.int64(route_at[row + 1] - route_at[row]) if narrow[1, row] & FLAG_ROUTING_KEY else np.int64(0)
+
+
+@njit(nogil=True, cache=True)
+def measure(rows, narrow, texts, payload_at, map_at, ends):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Fill ends[row] with where each row's frame will stop; returns the first row that breaks a limit, or -1."""
     name_at, addr_at, route_at, key_at, value_at = texts
     total = np.int64(0)
     for row in range(rows):
         name = np.int64(name_at[row + 1] - name_at[row])
         addr = np.int64(addr_at[row + 1] - addr_at[row])
-        route = np.int64(route_at[row + 1] - route_at[row])
+        route = _route_bytes(narrow, route_at, row)
         count = np.int64(map_at[row + 1] - map_at[row])
         attributes = np.int64(0)
         for entry in range(map_at[row], map_at[row + 1]):
@@ -460,7 +466,7 @@ def measure(rows, texts, payload_at, map_at, ends):  # type: ignore[no-untyped-d
 
 @njit(nogil=True, cache=True)
 def build(row, stop_row, offsets, times, fixed, narrow, texts, payload_at, payload_data, map_at, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """Write rows [row, stop_row) as sealed frames into `out`, each with its own offset and append time.
+    """Write rows [row, stop_row) as sealed frames into `out`, each with its own offset and append time; returns their size.
 
     fixed: u64[4, rows] publish_time, producer_id, request_id, schema_id. narrow: u32[2, rows] schema_version, flags.
     """
@@ -477,11 +483,9 @@ def build(row, stop_row, offsets, times, fixed, narrow, texts, payload_at, paylo
         addr = np.int64(addr_at[row + 1] - addr_at[row])
         _copy(out, part, addr_data, np.int64(addr_at[row]), addr)
         part += addr
-        route = np.int64(0)
-        if narrow[1, row] & FLAG_ROUTING_KEY:
-            route = np.int64(route_at[row + 1] - route_at[row])
-            _copy(out, part, route_data, np.int64(route_at[row]), route)
-            part += route
+        route = _route_bytes(narrow, route_at, row)
+        _copy(out, part, route_data, np.int64(route_at[row]), route)
+        part += route
         attributes = part
         for entry in range(map_at[row], map_at[row + 1]):
             key = np.int64(key_at[entry + 1] - key_at[entry])
@@ -542,9 +546,7 @@ def check(rows, offsets, times, fixed, narrow, texts, payload_at, payload_data, 
         for entry in range(map_at[row], map_at[row + 1]):
             key = np.int64(key_at[entry + 1] - key_at[entry])
             attributes += _ATTRIBUTE_HEAD + key + np.int64(value_at[entry + 1] - value_at[entry])
-        route = np.int64(0)
-        if narrow[1, row] & FLAG_ROUTING_KEY:
-            route = np.int64(route_at[row + 1] - route_at[row])
+        route = _route_bytes(narrow, route_at, row)
         _put64(scratch, 0, np.uint64(offsets[row]))
         _put32(scratch, 8, np.uint64(length))
         scratch[12] = KIND_MESSAGE
