@@ -299,7 +299,7 @@ def conf(config):
 
 
 def test_spark_and_pyiceberg_mean_the_same_sqlite_file(tmp_path):
-    config = load(None, tmp_path / "a b%", {}).config
+    config = load(None, tmp_path / "a b+", {}).config
     spark, (_, python) = conf(config), catalog_properties(config)
     assert (spark["type"], spark["jdbc.schema-version"], spark["cache-enabled"]) == ("jdbc", "V1", "false")
     assert spark["uri"].startswith("jdbc:sqlite:file:/")

@@ -13,7 +13,7 @@ from ister.cli.app_lake import add_lake_commands
 from ister.cli.display import say
 from ister.cli.exits import EXIT_CODES, leave_with, reporting
 from ister.cli.logs import show_everything, show_warnings
-from ister.cli.options import ConfigOption, DataDirOption, Output, OutputOption, TopicArgument
+from ister.cli.options import ConfigOption, DataDirOption, Output, OutputOption, TopicArgument, directory, utf8_text
 
 app = typer.Typer(
     name="ister",
@@ -171,7 +171,12 @@ def _config_show(
     ] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory for what the file gives no place.", show_default="./danube-data"),
+        typer.Option(
+            metavar="DIR",
+            help="Directory for what the file gives no place.",
+            show_default="./danube-data",
+            parser=directory,
+        ),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -282,7 +287,8 @@ def _objects_verify(
 @objects.command("rebuild", epilog=EXIT_CODES)
 def _objects_rebuild(
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.", show_default="all")
+        list[str] | None,
+        typer.Argument(metavar="TOPIC", help="Only these topics.", show_default="all", parser=utf8_text),
     ] = None,
     *,
     file: ConfigOption = None,

@@ -10,7 +10,16 @@ from ister.cli.app_subscriptions import subscriptions
 from ister.cli.app_topics import Reliable, namespaces, topics
 from ister.cli.exits import EXIT_CODES, reporting
 from ister.cli.logs import LogFormat, show_server_events
-from ister.cli.options import BROKER, BrokerOption, ConfigOption, DataDirOption, Output, OutputOption, TopicArgument
+from ister.cli.options import (
+    BROKER,
+    BrokerOption,
+    ConfigOption,
+    DataDirOption,
+    Output,
+    OutputOption,
+    TopicArgument,
+    utf8_text,
+)
 
 
 class SubscriptionKind(Enum):
@@ -94,12 +103,15 @@ def _produce(
     files: Annotated[
         list[Path] | None, typer.Option("--file", "-f", metavar="FILE", help="Send this file, whole.")
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Routing key of the messages.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", help="Routing key of the messages.", parser=utf8_text)
+    ] = None,
     attribute: Annotated[
-        list[str] | None, typer.Option("--attribute", "-a", metavar="NAME=VALUE", help="An attribute of the messages.")
+        list[str] | None,
+        typer.Option("--attribute", "-a", metavar="NAME=VALUE", help="An attribute of the messages.", parser=utf8_text),
     ] = None,
     producer: Annotated[
-        str, typer.Option(metavar="NAME", help="Producer's name.", show_default="of this process")
+        str, typer.Option(metavar="NAME", help="Producer's name.", show_default="of this process", parser=utf8_text)
     ] = "",
     reliable: Reliable = True,
     broker: BrokerOption = BROKER,
@@ -130,7 +142,14 @@ def _consume(
     *,
     subscription: Annotated[
         str | None,
-        typer.Option("--subscription", "-s", metavar="NAME", help="Its name.", show_default="one that ends with us"),
+        typer.Option(
+            "--subscription",
+            "-s",
+            metavar="NAME",
+            help="Its name.",
+            show_default="one that ends with us",
+            parser=utf8_text,
+        ),
     ] = None,
     kind: Annotated[
         SubscriptionKind, typer.Option("--type", "-t", metavar="TYPE", help="exclusive, shared, failover, key-shared.")

@@ -16,6 +16,7 @@ from ister.cli.options import (
     OutputOption,
     TopicArgument,
     YesOption,
+    utf8_text,
 )
 
 pipeline = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
@@ -23,7 +24,9 @@ lake = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 TablesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="TABLE|TOPIC", help="Like default.orders, or /default/orders.", show_default="all"),
+    typer.Argument(
+        metavar="TABLE|TOPIC", help="Like default.orders, or /default/orders.", show_default="all", parser=utf8_text
+    ),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
 
@@ -250,7 +253,9 @@ def _repair(
 
 
 def _sql(
-    statement: Annotated[str, typer.Argument(metavar="STATEMENT", help="One statement of Spark's SQL.")],
+    statement: Annotated[
+        str, typer.Argument(metavar="STATEMENT", help="One statement of Spark's SQL.", parser=utf8_text)
+    ],
     *,
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rows to show at most.")] = 100,
     file: ConfigOption = None,

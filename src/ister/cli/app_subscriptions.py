@@ -6,11 +6,13 @@ import typer
 
 from ister.cli.display import say
 from ister.cli.exits import EXIT_CODES, reporting
-from ister.cli.options import ADMIN, AdminOption, Output, OutputOption, TopicArgument, YesOption
+from ister.cli.options import ADMIN, AdminOption, Output, OutputOption, TopicArgument, YesOption, utf8_text
 
 subscriptions = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
-SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription's name.")]
+SubscriptionArgument = Annotated[
+    str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription's name.", parser=utf8_text)
+]
 
 
 @subscriptions.command("list", epilog=EXIT_CODES)

@@ -19,6 +19,7 @@ from ister.cli.options import (
     SettingsArgument,
     TopicArgument,
     YesOption,
+    utf8_text,
 )
 from ister.core.errors import IsterError
 
@@ -31,8 +32,12 @@ if TYPE_CHECKING:
 topics = typer.Typer(rich_markup_mode="rich")
 namespaces = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
-NamespaceArgument = Annotated[str, typer.Argument(metavar="NAMESPACE", help="A namespace, like default.")]
-FirstSettings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Policies, like ack_level=fsync.")]
+NamespaceArgument = Annotated[
+    str, typer.Argument(metavar="NAMESPACE", help="A namespace, like default.", parser=utf8_text)
+]
+FirstSettings = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Policies, like ack_level=fsync.", parser=utf8_text)
+]
 Reliable = Annotated[
     bool, typer.Option("--reliable/--non-reliable", help="Store messages, or only pass them on.")
 ]  # fmt: skip
@@ -88,7 +93,7 @@ def _list_offline(file: Path | None, data_dir: Path | None, output: Output) -> N
 def _topics_list(
     *,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="Only this one.", show_default="all")
+        str | None, typer.Option("--namespace", "-n", help="Only this one.", show_default="all", parser=utf8_text)
     ] = None,
     admin: AdminOption = ADMIN,
     file: ConfigOption = None,
@@ -121,7 +126,9 @@ def _topics_create(
         int, typer.Option("--partitions", "-p", min=0, max=10_000, help="Make so many partitions.", show_default="none")
     ] = 0,
     reliable: Reliable = True,
-    schema: Annotated[str | None, typer.Option(metavar="SUBJECT", help="Schema of its messages.")] = None,
+    schema: Annotated[
+        str | None, typer.Option(metavar="SUBJECT", help="Schema of its messages.", parser=utf8_text)
+    ] = None,
     admin: AdminOption = ADMIN,
     output: OutputOption = Output.TABLE,
 ) -> None:

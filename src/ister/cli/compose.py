@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from ister import config as settings
 from ister.cli.exits import InputError
 from ister.cloud import Retention, UploadOptions
-from ister.config.lake import catalog_properties, require_shared_catalog
+from ister.config.lake import catalog_properties, local_warehouse, require_shared_catalog, sqlite_file
+from ister.core.errors import InvalidConfigError
 from ister.ports.files import OsFiles
 from ister.ports.metadata import MemoryMetadata, SqliteMetadata
 from ister.ports.objects import Patience, StoreSettings
@@ -17,7 +19,9 @@ from ister.storage.factory import TopicsConfig
 from ister.wal import WalConfig
 
 if TYPE_CHECKING:
-    from ister.config import Config
+    from collections.abc import Callable
+
+    from ister.config import Config, Loaded
     from ister.lake.topic_table import TableReads
     from ister.ports.metadata import Metadata
     from ister.ports.objects import CloudStore
@@ -113,6 +117,70 @@ def topics_config(config: Config) -> TopicsConfig:
         drain_timeout_s=config.broker.drain_timeout_ms / 1000,
         object_retention_s=None if kept is None else kept * 60.0,
     )
+
+
+def require_usable(loaded: Loaded) -> None:
+    """Refuse a configuration that a broker could not start with, as far as no service needs to be asked.
+
+    `ister config check` and `ister serve` both call it, so that neither accepts what the other refuses. ConfigError has every
+    problem, with its line.
+    """
+    config = loaded.config
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: require_shared_catalog(config, "ister serve"),
+        lambda: catalog_properties(config),
+        lambda: open_store(config),
+        lambda: topics_config(config),
+        lambda: _require_host(config.broker_host),
+        lambda: _require_paths(config),
+    )
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except InvalidConfigError as error:
+            problems.append(settings.Problem(loaded.origin(error.setting).line, error.setting, error.reason))
+    if problems:
+        raise settings.ConfigError(loaded.source or "the defaults", problems)
+
+
+def _require_host(host: str) -> None:
+    try:
+        socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InvalidConfigError(
+            "broker_host", f"is not known on this machine ({error.strerror}); check its spelling"
+        ) from None
+
+
+def _require_paths(config: Config) -> None:
+    """Refuse directories that are files, files that are directories, and certificates that are not there."""
+    wal_cloud, catalog = config.wal_cloud, config.storage.iceberg_config.catalog
+    metadata, store = wal_cloud.metadata, wal_cloud.metadata.store
+    directories = [("wal_cloud.wal.dir", wal_cloud.wal.dir)]
+    if wal_cloud.cloud.backend == "fs":
+        directories.append(("wal_cloud.cloud.root", Path(wal_cloud.cloud.root)))
+    if (warehouse := local_warehouse(config)) is not None:
+        directories.append(("storage.iceberg_config.catalog.warehouse", warehouse))
+    made = []
+    if isinstance(store, settings.SqliteMetadata):
+        made.append(("wal_cloud.metadata.sqlite_path", store.path))
+    if catalog.type == "sql" and (file := sqlite_file(config)) is not None:
+        made.append(("storage.iceberg_config.catalog.uri", file))
+    for setting, path in directories + [(setting, path.parent) for setting, path in made]:
+        existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+        if not existing.is_dir():
+            raise InvalidConfigError(
+                setting, f"leads through {existing}, which is not a directory; choose another place"
+            )
+    for setting, path in made:
+        if path.is_dir():
+            raise InvalidConfigError(setting, f"is {path}, which is a directory; give the path of a file")
+    needed = [(f"wal_cloud.metadata.{name}", getattr(metadata, name)) for name in ("etcd_ca", "etcd_cert", "etcd_key")]
+    needed.append(("wal_cloud.cloud.credentials_path", wal_cloud.cloud.credentials_path))
+    for setting, path in needed:
+        if path is not None and not path.is_file():
+            raise InvalidConfigError(setting, f"is {path}, and there is no such file; check the path")
 
 
 def missing_store(config: Config) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from ister.cli.compose import require_usable
 from ister.cli.display import many, notice, printable, say
 from ister.cli.exits import exit_code
 from ister.config import ConfigError, advice, load
@@ -18,6 +19,7 @@ def check_file(path: Path) -> None:
     """Judge a file; leaves with the exit code of a bad request when it is refused."""
     try:
         loaded = load(path)
+        require_usable(loaded)
     except ConfigError as error:
         refuse(error)
     source = printable(loaded.source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -120,6 +121,8 @@ def _explain_os(error: OSError) -> str:
             return f"{path} is not a directory; check the path"
         case IsADirectoryError():
             return f"{path} is a directory, not a file; give the path of a file in it"
+    if isinstance(error, socket.gaierror):
+        return f"a host name is not known ({error.strerror}); check its spelling in the command or the configuration"
     if error.errno == errno.EADDRINUSE:
         # asyncio names the address in its sentence only.
         return f"{error.strerror or error}; stop what listens there, or choose another port in the configuration"

@@ -17,11 +17,10 @@ from ister import __version__
 from ister.broker.server import Listening, Ports
 from ister.broker.server import serve as run_broker
 from ister.broker.settings import BrokerSettings
-from ister.cli.compose import open_metadata, open_store, open_tables, topics_config
+from ister.cli.compose import open_metadata, open_store, open_tables, require_usable, topics_config
 from ister.cli.display import many, notice, printable, say
 from ister.cli.options import ADMIN, BROKER
 from ister.config import EtcdMetadata, advice
-from ister.config.lake import require_shared_catalog
 from ister.core.errors import InvalidConfigError
 from ister.core.tokens import TOKEN_VARIABLE
 from ister.storage.factory import WalStorageFactory
@@ -40,7 +39,7 @@ FILES_MAX = 1 << 20
 def serve(loaded: Loaded, ready: Callable[[Loaded, Listening, float], None], child: PipelineChild | None) -> None:
     """Serve until SIGTERM or SIGINT; the child, if there is one, runs as long as the broker does."""
     began = time.monotonic()
-    require_shared_catalog(loaded.config, "ister serve")
+    require_usable(loaded)
     for warning in advice(loaded):
         notice(f"ister: warning: {printable(str(warning))}")
     raise_open_files()
@@ -50,6 +49,7 @@ def serve(loaded: Loaded, ready: Callable[[Loaded, Listening, float], None], chi
 def serve_readers(loaded: Loaded, ready: Callable[[Loaded, Listening, float], None]) -> None:
     """Serve subscriptions from the tables until SIGTERM or SIGINT; nothing on this machine's disk is opened."""
     began = time.monotonic()
+    require_usable(loaded)
     require_shared(loaded.config)
     for warning in advice(loaded):
         notice(f"ister: warning: {printable(str(warning))}")

@@ -1,6 +1,7 @@
 """Decide which texts a setting takes; no message here repeats the text, because it could be a misplaced secret."""
 
 import re
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from ister.config.problems import nearest
@@ -19,13 +20,26 @@ _SCHEMES = {"s3": ("s3://",), "gcs": ("gcs://", "gs://"), "azblob": ("",)}
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _SERVICE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
-_LISTEN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Fa-f:.]{2,45}")
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*"
+)
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _PATTERN = re.compile(r"/[A-Za-z0-9_*-]{1,200}/[A-Za-z0-9_*-]{1,255}")
 _CATALOG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _POSTGRES = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?/[A-Za-z0-9_-]{1,63}")
 _PREFIX = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 _LOOKS_SECRET = re.compile(r"key|secret|token|pass|credential|sas|auth|connection_string|delegation", re.IGNORECASE)
+
+
+def is_host(text: str) -> bool:
+    """Return True for an IP address, with or without the brackets of an IPv6 address, and for a valid host name."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if ":" in bare or bare.rpartition(".")[2].isdigit():  # no top-level domain is a number
+        try:
+            return (ip_address(bare).version == 6) == (":" in bare)
+        except ValueError:
+            return False
+    return bare == text and _HOST_NAME.fullmatch(text) is not None
 
 
 def path_problem(text: str) -> str | None:
@@ -38,6 +52,13 @@ def path_problem(text: str) -> str | None:
         return "must be one line; give a path"
     if UNUSABLE.search(text):
         return "holds characters that cannot be used; give a path of plain characters"
+    return None
+
+
+def uri_path_problem(text: str) -> str | None:
+    """Return why a local path cannot be part of a URI: Spark, PyIceberg and SQLAlchemy decode these characters differently."""
+    if found := next((character for character in "%#?" if character in text), None):
+        return f"holds {found}, which stands for something else in the address of a table or catalog; choose another directory"
     return None
 
 
@@ -79,7 +100,9 @@ def endpoint(text: str) -> str:
     """Take the address of a store; credentials have keys of their own, where they stay hidden."""
     try:
         parts = urlsplit(text)
-        sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        sound = (
+            parts.scheme in {"http", "https"} and bool(parts.hostname) and ".." not in parts.netloc and parts.port != 0
+        )
     except ValueError:
         raise ValueError("is no address; write it like https://host:port") from None
     if not sound or any(c.isspace() for c in text):
@@ -96,7 +119,7 @@ def host_port(text: str) -> str:
     if "://" in text:
         raise ValueError("is written without http:// or https://; give host:port, and etcd_ca for TLS")
     match = _HOST.fullmatch(text)
-    if match is None or not 1 <= int(match[2]) <= 65535:
+    if match is None or not is_host(match[1]) or not 1 <= int(match[2]) <= 65535:
         raise ValueError(
             "must be host:port, several with commas between them or as a list; write it like 127.0.0.1:2379"
         )
@@ -105,7 +128,7 @@ def host_port(text: str) -> str:
 
 def listen_host(text: str) -> str:
     """Take the name or address to listen on; an IPv6 address with or without brackets."""
-    if "://" in text or text.count(":") == 1 or _LISTEN.fullmatch(text) is None:
+    if not is_host(text):
         raise ValueError(
             "must be a host name or an IP address alone; write it like 127.0.0.1 (the port has its own key)"
         )
@@ -117,7 +140,7 @@ def listener(text: str) -> str:
     url = text if "://" in text else f"http://{text}"
     scheme, _, place = url.partition("://")
     match = _HOST.fullmatch(place.removesuffix("/"))
-    if scheme not in {"http", "https"} or match is None or not 1 <= int(match[2]) <= 65535:
+    if scheme not in {"http", "https"} or match is None or not is_host(match[1]) or not 1 <= int(match[2]) <= 65535:
         raise ValueError("must be an address with a port and nothing behind it; write it like http://host:6650")
     return f"{scheme}://{match[0]}"
 
@@ -204,7 +227,7 @@ def catalog_uri_problem(kind: str, uri: str) -> str | None:
         case "sql" if scheme == "sqlite":
             if not rest.startswith("/") or not rest.strip("/") or "?" in rest:
                 return "must name a file: sqlite:///relative/file or sqlite:////absolute/file"
-            return path_problem(rest[1:])
+            return path_problem(rest[1:]) or uri_path_problem(rest[1:])
         case "sql" if scheme == "postgresql":
             return None if _POSTGRES.fullmatch(rest) else "must be like postgresql://host:port/database"
         case "sql":
@@ -224,7 +247,8 @@ def warehouse(text: str) -> str:
     scheme, mark, rest = text.partition("://")
     if mark and (scheme not in {"s3", "gs", "abfss", "file"} or not rest.strip("/")):
         raise ValueError("must be a directory, or begin with s3://, gs:// or abfss:// and name a place there")
-    if problem := path_problem(text):
+    problem = path_problem(text) or (uri_path_problem(rest if mark else text) if scheme == "file" or not mark else None)
+    if problem:
         raise ValueError(problem)
     return text
 

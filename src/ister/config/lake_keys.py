@@ -22,6 +22,22 @@ Patterns = Annotated[
 ]
 
 
+KEY_OF_PROPERTY = {
+    "type": "type",
+    "catalog-impl": "type",
+    "py-catalog-impl": "type",
+    "uri": "uri",
+    "glue.endpoint": "uri",
+    "warehouse": "warehouse",
+    "glue.region": "region",
+    "jdbc.user": "user",
+    "jdbc.password": "password",
+    "credential": "credential",
+    "token": "token",
+}
+"""Properties of Iceberg catalogs that have a key of their own, in lower case: Spark ignores case."""
+
+
 class Catalog(Section):
     """Which Iceberg catalog knows the tables."""
 
@@ -84,6 +100,9 @@ class Catalog(Section):
             yield Clash(name, needed, f"needs {needed} too")
         elif "user" in given and not (self.uri or "").startswith("postgresql://"):
             yield Clash("user", "uri", "belongs to a PostgreSQL catalog; SQLite has no users; take it out")
+        for name in sorted(self.properties):
+            if key := KEY_OF_PROPERTY.get(name.lower()):
+                yield Clash("properties", key, f"must not hold {name}, which has a key of its own: set {key} instead")
         if {"credential", "token"} <= given:
             yield Clash("credential", "token", "and token are both given; keep one of them")
 

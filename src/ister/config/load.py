@@ -10,9 +10,9 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
-from ister.config.forms import path_problem
+from ister.config.forms import path_problem, uri_path_problem
 from ister.config.keys import DATA_DIR, OPTION_NAME
 from ister.config.models import BACKEND_OF, SAME_KEYS, Config, store_root
 from ister.config.problems import PROBLEMS_MAX, ConfigError, Problem, nearest
@@ -92,7 +92,8 @@ def loads(
     is_file: bool = True,
 ) -> Loaded:
     """Check the content of a file."""
-    if data_dir is not None and (problem := path_problem(str(data_dir))):
+    place = "" if data_dir is None else str(data_dir)
+    if data_dir is not None and (problem := path_problem(place) or uri_path_problem(place)):
         raise ConfigError(source, [Problem(0, "--data-dir", problem)])
     reading = _Reading(environ)
     data = reading.take(content)
@@ -248,7 +249,7 @@ class _Reading:
             elif field.default is not None:
                 self._report(key, "has no value; give one, or leave the line out for the default")
         elif (text := self._value(node, key)) is not None:
-            data[name] = text
+            data[name] = None if text.strip().lower() == "none" and _takes_word_none(inner) else text
 
     def _options(self, node: Node, key: Key) -> Data:
         data: Data = {}
@@ -355,6 +356,18 @@ def _is_true(value: object) -> bool:
 
 def _takes_list(annotation: object) -> bool:
     return get_origin(annotation) is tuple or any(_takes_list(part) for part in get_args(annotation))
+
+
+def _takes_word_none(annotation: object) -> bool:
+    """Return True if the word none means "not set": not where it is one of the values, or could be a secret."""
+    parts = list(_parts(annotation))
+    return NoneType in parts and SecretStr not in parts and "none" not in parts
+
+
+def _parts(annotation: object) -> Iterator[object]:
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)
 
 
 def _all_keys(model: type[BaseModel], key: Key) -> Iterator[Key]:

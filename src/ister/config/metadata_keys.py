@@ -94,6 +94,8 @@ class Metadata(Section):
             yield Clash("sqlite_path", "etcd_endpoint", "contradicts etcd_endpoint; keep one of them")
         if "sqlite_path" in given and self.in_memory:
             yield Clash("sqlite_path", "in_memory", "contradicts in_memory: true; keep one of them")
+        if self.sqlite_path is not None and self.sqlite_path.name.startswith(":"):
+            yield Clash("sqlite_path", "in_memory", "must be a path; for metadata in memory write in_memory: true")
         for name in sorted(given - {"etcd_endpoint"}):
             if name.startswith("etcd_") and not etcd:
                 yield Clash(name, "etcd_endpoint", "needs etcd_endpoint too")

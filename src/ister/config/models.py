@@ -281,6 +281,9 @@ class Config(Section):
     storage: Storage = Storage()
 
     def _clashes(self) -> Iterator[Clash]:
+        for one, two in (("admin_port", "broker_port"), ("prom_port", "broker_port"), ("prom_port", "admin_port")):
+            if getattr(self, one) and getattr(self, one) == getattr(self, two):
+                yield Clash(one, two, f"is also {two}; give each its own port, or 0 for any that is free")
         for key, other in SAME_KEYS.items():
             mine, theirs = _value(self, key), _value(self, other)
             if mine is not None and theirs is not None and mine != theirs and _is_given(self, other):
@@ -315,7 +318,7 @@ def store_root(kind: str, bucket: str, root: str) -> str:
 
 def _same_root(store: ObjectStore, root: str) -> bool:
     if store.bucket is None:
-        return store.root is None or store.root.rstrip("/") == root.rstrip("/")
+        return store.root is None or Path(store.root) == Path(root)
     given = root.replace("gs://", "gcs://", 1) if root.startswith("gs://") else root
     whole = store_root(store.type or "", store.bucket, store.root or "")
     if store.root is None:

@@ -42,6 +42,11 @@ keys that contradict each other, tags (`!!x`), anchors and aliases (`&x`, `*x`),
 5,000 values or 16 levels. All problems are reported at once, as `FILE:LINE: key: problem; what to do`. No message
 repeats a value.
 
+`ister config check` and `ister serve` make the same checks: also whether directories and files can be what the
+file says, whether the host is known on this machine, and whether OpenDAL has the store and everything that it
+needs. Neither asks a service. A local directory of tables, or of a SQLite catalog, must not have `%`, `#` or `?` in
+its path: they stand for something else in a URI. `catalog.properties` must not hold what has a key of its own.
+
 `storage.iceberg_config` speaks of the log (`wal`) and the object store (`object_store`) by its own names. They are the
 same settings as those under `wal_cloud`: give them in either place; in both, they must say the same.
 
@@ -52,7 +57,7 @@ Secrets (`access_key`, `secret_key`, `session_token`, `credentials_json`, `accou
 `password`, `credential` and `token`, and options and properties whose name has key, secret, token, pass, credential,
 sas, auth, connection_string or delegation in it) are shown as `***` everywhere. Take them from the environment; `ister config check` warns about secrets in the file.
 
-An empty value (`key:` or `key: null`) means none where none is allowed, and is an error elsewhere. An empty
+An empty value (`key:`, `key: null` or `key: none`) means none where none is allowed, and is an error elsewhere. An empty
 section means its defaults. Numbers may be written with `_`: `10_485_760`.
 """
 

@@ -12,6 +12,7 @@ MESSAGE_BYTES_MAX = 4 * 1024 * 1024 - 4096
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
+KeepaliveMilliseconds = Annotated[int, Field(ge=1000, le=86_400_000)]
 Namespaces = Annotated[
     tuple[Annotated[Text, AfterValidator(forms.namespace)], ...],
     Field(max_length=1000),
@@ -91,9 +92,9 @@ class Broker(Section):
         "Milliseconds that a stop (SIGTERM) may take; what is not uploaded by then is uploaded after the next start.",
         default=10_000,
     )
-    keepalive_interval_ms: Milliseconds = setting(
+    keepalive_interval_ms: KeepaliveMilliseconds = setting(
         "An idle connection is asked for a sign of life after so many milliseconds.", default=30_000
     )
-    keepalive_timeout_ms: Milliseconds = setting(
+    keepalive_timeout_ms: KeepaliveMilliseconds = setting(
         "A connection that gives no sign of life for so many milliseconds is closed.", default=10_000
     )

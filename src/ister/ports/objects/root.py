@@ -185,6 +185,11 @@ def _operator(backend: str, options: dict[str, str], redact: Redactor) -> AsyncO
     if "not registered" in reason:
         raise InvalidConfigError(
             f"{SETTING}.backend",
-            f"is {backend[:80]!r}; the usual are {USUAL}, and OpenDAL has others such as oss, cos, b2",
+            f"is {backend[:80]!r}; the usual are {USUAL}, and OpenDAL has others such as oss or cos",
+        )
+    if backend == "s3" and "region" not in options and "region" in reason:
+        raise InvalidConfigError(
+            f"{SETTING}.region",
+            "is missing; give the bucket's region (any, like us-east-1, for a server without regions)",
         )
     raise InvalidConfigError(SETTING, f"is not what {backend} needs: {reason}")
