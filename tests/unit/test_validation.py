@@ -10,6 +10,7 @@ import structlog
 
 from ister.broker import validation as module
 from ister.broker.schema_store import NewSchema, SchemaStore
+from ister.broker.threads import ClientThreads
 from ister.broker.validation import WARN_INTERVAL_S, Validation
 from ister.core.errors import InvalidMessageError, InvalidRequestError, PreconditionError
 from ister.core.message import StreamMessage
@@ -205,13 +206,13 @@ def test_payloads_of_every_type_are_checked(kind, definition, good, bad):
 def test_a_large_payload_is_checked_in_a_thread_while_others_go_on(monkeypatch):
     async def test(bench):
         used = []
-        to_thread = asyncio.to_thread
+        run_in_thread = ClientThreads.run
 
-        async def watched(*arguments):
-            used.append(len(arguments[1]))
-            return await to_thread(*arguments)
+        async def watched(threads, work):
+            used.append(len(work.args[0]))
+            return await run_in_thread(threads, work)
 
-        monkeypatch.setattr(module.asyncio, "to_thread", watched)
+        monkeypatch.setattr(ClientThreads, "run", watched)
         schema = bound(ENFORCE, payloads=True)
         large = b'{"id": 1, "more": "' + b"x" * 100_000 + b'"}'
         assert await bench.passes(schema, large, schema_id=1)

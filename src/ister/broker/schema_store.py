@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 from weakref import WeakValueDictionary
@@ -32,6 +33,7 @@ from ister.broker.schema_records import (
     record_of,
     version_key,
 )
+from ister.broker.threads import ClientThreads
 from ister.core.errors import BusyError, LimitError, NotFoundError, PreconditionError, UnknownOutcomeError
 from ister.core.schemas.kinds import Compatibility, SchemaType, check_subject, check_texts
 from ister.core.schemas.schema import incompatibilities, parse
@@ -55,6 +57,9 @@ REASONS_SHOWN: Final = 5
 PAGE: Final = 32
 """Entries that are read at once; each may be larger than a megabyte."""
 ATTEMPTS: Final = 20
+REGISTRY_WAITING_MAX: Final = 64
+REGISTRY_DEADLINE_S: Final = 30.0
+"""For reading and comparing a definition that a client sends, waiting for others' included; the largest take seconds."""
 INLINE_BYTES_MAX: Final = 2048
 """Definitions that are parsed at once; larger ones in a thread, where they take turns with everything else."""
 
@@ -89,6 +94,11 @@ class SchemaStore:
         self._parsed_bytes = 0
         self._bytes = 0
         self._parsing = asyncio.Lock()
+        self._parse_threads = ClientThreads("parsing schemas", 1)
+        """Messages wait for these, and not for what the registry is asked."""
+        self._registry_threads = ClientThreads(
+            "the schema registry", 1, waiting_max=REGISTRY_WAITING_MAX, deadline_s=REGISTRY_DEADLINE_S
+        )
 
     # --- reading: from memory, at once --------------------------------------------------------------------------------
 
@@ -134,7 +144,7 @@ class SchemaStore:
         async with self._parsing:
             found = self.parsed_now(version)
             if found is None:
-                found = await _parse(version.schema_type, version.definition)
+                found = await _parse(self._parse_threads, version.schema_type, version.definition)
                 self._keep(version, found)
         return found
 
@@ -174,7 +184,7 @@ class SchemaStore:
 
         PreconditionError when it may not follow the latest one.
         """
-        schema = await _parse(new.schema_type, new.definition)
+        schema = await _parse(self._registry_threads, new.schema_type, new.definition)
         async with self._lock(new.subject):
             for _ in range(ATTEMPTS):
                 subject = self._subjects.get(new.subject)
@@ -195,9 +205,11 @@ class SchemaStore:
         latest = self.latest(subject)
         if latest is None:
             raise unknown_subject(subject)
-        schema = await _parse(kind, definition)
+        schema = await _parse(self._registry_threads, kind, definition)
         before = await self.parsed(latest)
-        return await asyncio.to_thread(incompatibilities, schema, before, mode or latest.compatibility)
+        return await self._registry_threads.run(
+            partial(incompatibilities, schema, before, mode or latest.compatibility)
+        )
 
     async def set_mode(self, subject: str, mode: Compatibility) -> None:
         """Change what new versions of a subject owe to the latest one."""
@@ -248,7 +260,7 @@ class SchemaStore:
         if latest is None or subject.mode is Compatibility.NONE:
             return
         before = await self.parsed(latest)
-        reasons = await asyncio.to_thread(incompatibilities, schema, before, subject.mode)
+        reasons = await self._registry_threads.run(partial(incompatibilities, schema, before, subject.mode))
         if reasons:
             raise PreconditionError(
                 f"schema subject {subject.name} is {subject.mode}, and this is not compatible with its version "
@@ -332,10 +344,10 @@ def _crowded(subject: str) -> LimitError:
     return LimitError(f"schema subject {subject} is being changed by others all the time; try again")
 
 
-async def _parse(kind: SchemaType, definition: bytes) -> Schema:
+async def _parse(threads: ClientThreads, kind: SchemaType, definition: bytes) -> Schema:
     if len(definition) <= INLINE_BYTES_MAX:
         return parse(kind, definition)
-    return await asyncio.to_thread(parse, kind, definition)
+    return await threads.run(partial(parse, kind, definition))
 
 
 def _identical(subject: Subject, schema: Schema) -> SchemaVersion | None:

@@ -7,14 +7,15 @@ refused under `warn`, too, and so is a payload that is not of the schema it name
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from ister.broker.threads import ClientThreads
 from ister.core.errors import InvalidMessageError, InvalidRequestError, PreconditionError
 from ister.core.schemas import ValidationPolicy
 
@@ -50,7 +51,7 @@ class Validation:
         self._store = store
         self._monotonic = monotonic
         self._said: dict[tuple[str, str], float] = {}
-        self._threads = asyncio.Semaphore(THREADS_MAX)
+        self._threads = ClientThreads("checking payloads", THREADS_MAX)
         self.counters = ValidationCounters()
 
     async def check(self, topic: str, schema: TopicSchema, message: StreamMessage) -> None:
@@ -117,8 +118,7 @@ class Validation:
             if len(payload) <= INLINE_BYTES_MAX:
                 parsed.check(payload)
             else:
-                async with self._threads:
-                    await asyncio.to_thread(parsed.check, payload)
+                await self._threads.run(partial(parsed.check, payload))
         except InvalidMessageError:
             self._count(topic, schema, "payload_invalid")
             raise

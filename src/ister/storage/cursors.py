@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
@@ -32,6 +33,8 @@ log = structlog.get_logger()
 
 CURSORS_NAME = "cursors.json"
 VERSION = 1
+THREADS = 8
+"""Of all topics' cursors, and of nothing else: what others do in threads must not keep progress from being saved."""
 
 T = TypeVar("T")
 
@@ -255,11 +258,16 @@ class CursorFile(SavedCursors):
             except OSError as error:
                 raise self._not_saved(error) from error
 
-        return asyncio.get_running_loop().run_in_executor(None, job)
+        return asyncio.get_running_loop().run_in_executor(_threads(), job)
 
     def _not_saved(self, error: OSError) -> IsterError:
         file = str(self._directory / CURSORS_NAME)
         return as_busy(error, self._log_name, f"use {file}") or CursorsNotSavedError(file, said(error))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, "ister-cursors")
 
 
 def _succeeded(job: asyncio.Future[T]) -> bool:

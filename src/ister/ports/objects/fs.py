@@ -13,7 +13,9 @@ import os
 import secrets
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -42,6 +44,8 @@ DRAFTS = ".drafts"
 DRAFT_AGE_S_MAX = 3600
 WRITE_BYTES = 4 << 20
 PAGE = 1000
+THREADS = 16
+"""Of the store alone: a mount that hangs keeps these, and nothing else."""
 # The directory is not ours to write, or cannot hold such a name: trying again cannot help.
 REFUSED = {
     errno.EACCES,
@@ -122,7 +126,7 @@ class FsStore:
 
     async def _in_thread(self, action: str, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.to_thread(work)
+            return await asyncio.get_running_loop().run_in_executor(_threads(), work)
         except OSError as error:
             self._fail(action, error)
 
@@ -233,6 +237,11 @@ class FsStore:
 
 class _TakenError(Exception):
     """The final name has an owner."""
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, "ister-objects")
 
 
 def _may_hold(name: str, prefix: str, after: str) -> bool:
