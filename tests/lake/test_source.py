@@ -11,9 +11,11 @@ from source_parts import arrow, assert_same, given, read, register
 
 from interop.broker import Broker
 from ister.pipeline.client import BrokerClient
-from ister.pipeline.source_options import Use, read_options
+from ister.pipeline.source import DanubeDataSource
+from ister.pipeline.source_options import Use, WriteOptions, read_options
 from ister.pipeline.source_reader import SCHEMA, TopicBatchReader
 from ister.pipeline.source_task import SplitGoneError, batches_of
+from ister.pipeline.source_writer import TopicBatchWriter, find_targets
 from services.moto import serve_moto
 
 DEADLINE_S = 120
@@ -297,3 +299,59 @@ def test_rows_are_written_through_a_broker_that_is_killed_and_comes_back(files, 
         found = [row.payload for row in read(files, own, topic, startingOffsets="1").select("payload").collect()]
     assert {bytes(payload) for payload in found} == {b"%d" % n for n in range(count)}, "none is missing"
     tell("F6", f"a Spark job wrote {count} rows through kill -9: {len(found) - count} came twice, none is missing")
+
+
+def delete_after(broker, topic, count):
+    """Delete a topic as soon as it has so many messages."""
+    client = BrokerClient(broker.target)
+    deadline = time.monotonic() + DEADLINE_S
+    while {one.name: one.offsets.next for one in client.topics("default")}[topic] < count:
+        assert time.monotonic() < deadline, "nothing is written"
+    client.close()
+
+    async def delete():
+        async with broker.raw() as raw:
+            await raw.ask("DeleteTopic", name=topic)
+
+    asyncio.run(delete())
+
+
+def test_a_topic_that_is_deleted_while_a_job_writes_fails_the_job_and_is_not_created_again(files, broker):
+    """M2."""
+    topic = new_topic("deleted")
+    produce(broker, topic, [b"first"])
+    frame = files.range(40_000, numPartitions=4).selectExpr("cast(id AS string) AS payload")
+    with ThreadPoolExecutor(1) as pool:
+        deleting = pool.submit(delete_after, broker, topic, 500)
+        with pytest.raises(PySparkException, match="was deleted while rows were written to it"):
+            given(frame.write, broker, topic).mode("append").save()
+        deleting.result(DEADLINE_S)
+    with pytest.raises(PySparkException, match="there is no topic"):
+        read(files, broker, topic).collect()
+
+
+def test_rows_that_are_stored_below_their_level_are_written_once_and_fail_the_job(files, broker):
+    """M3."""
+
+    class Impatient(DanubeDataSource):  # in the test's body, so that Spark's workers get the class itself
+        def writer(self, schema, overwrite):
+            return TopicBatchWriter(options, find_targets(options), level_s=0)
+
+    topic = new_topic("lake")
+    options = WriteOptions(topic, broker.url)
+
+    async def create():
+        async with broker.raw() as raw:
+            await raw.create_topic(topic)
+            await raw.set_topic(topic, ack_level="lake", ack_timeout_ms=100)
+
+    asyncio.run(create())
+    files.dataSource.register(Impatient)
+    frame = files.range(600, numPartitions=2).selectExpr("cast(id AS string) AS payload")
+    with pytest.raises(
+        PySparkException, match="not yet in the table: 512 rows are stored, do not write them again, and 88"
+    ):
+        given(frame.write, broker, topic).mode("append").save()
+    files.dataSource.register(DanubeDataSource)
+    found = [bytes(row.payload) for row in read(files, broker, topic).select("payload").collect()]
+    assert len(found) == len(set(found)) == 512

@@ -1,14 +1,20 @@
 """What a read of a topic is planned from: which offsets can be read, where they lie, and who reads what."""
 
+import time
+from contextlib import ExitStack
+
 import pytest
+from served_parts import serving
 
 from ister.core.errors import BusyError
 from ister.core.splits import SPLIT_BYTES
+from ister.pipeline.client import BrokerUnavailableError, retry_unavailable
 from ister.pipeline.source_offsets import Mark
 from ister.pipeline.source_options import Use, read_options
 from ister.pipeline.source_reader import OffsetsGoneError, OnlyInTableError, TopicPlanner
 from ister.pipeline.source_stream import TopicStreamReader
 from ister.rpc import ister_v1_pb2 as pb
+from services.ports import free_ports
 
 NAME = "/default/orders"
 
@@ -108,3 +114,47 @@ def test_a_first_batch_that_is_repeated_begins_where_it_began_though_messages_ha
     assert begin == end
     assert again.partitions(begin, end) == []
     assert again.latestOffset() == {"offsets": {"0": 120}, "generations": {"0": 1}}
+
+
+def test_a_trigger_waits_for_a_broker_that_is_away(tmp_path, monkeypatch):
+    """M5."""
+    [port] = free_ports(1)
+    sleep, waits = time.sleep, []
+    options = {"topic": "/default/t", "broker": f"127.0.0.1:{port}", "startingOffsets": "earliest"}
+    with ExitStack() as stack:
+
+        def start(seconds):
+            if not waits:
+                stack.enter_context(serving(tmp_path, port)).create()
+            waits.append(seconds)
+            sleep(seconds)
+
+        monkeypatch.setattr("ister.pipeline.client.time.sleep", start)
+        reader = TopicStreamReader(read_options(options, Use.READ_STREAM))
+        assert reader.latestOffset() == {"offsets": {"0": 0}, "generations": {"0": 1}}
+        reader.stop()
+    assert waits
+
+
+def test_a_broker_that_stays_away_is_waited_for_with_back_off_and_then_reported(monkeypatch):
+    """M5."""
+    now, waits = 0.0, []
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
+        waits.append(seconds)
+
+    def act():
+        raise BrokerUnavailableError("away")
+
+    monkeypatch.setattr("ister.pipeline.client.time.sleep", sleep)
+    monkeypatch.setattr("ister.pipeline.client.time.monotonic", lambda: now)
+    with pytest.raises(BrokerUnavailableError):
+        retry_unavailable(act, 30)
+    assert 30 <= now < 33
+    assert waits[:6] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
+    waits.clear()
+    with pytest.raises(BrokerUnavailableError):
+        retry_unavailable(act, 0)
+    assert waits == [], "a client that is not asked to wait does not"

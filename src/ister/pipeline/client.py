@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
 from ister.core.errors import BusyError, ClientError
+from ister.core.names import TopicName, partition_of
+from ister.core.retry import backoff_s
 from ister.core.tokens import TOKEN_KEY
 from ister.rpc import ister_v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from google.protobuf.message import Message
 
     from ister.core.errors import IsterError
 
     Answer = TypeVar("Answer", bound=Message)
+    T = TypeVar("T")
 
 CALL_S = 60.0
 """A sync or an upload may take long; nothing takes longer."""
-OPTIONS = [("grpc.max_receive_message_length", 64 << 20)]
+RETRY_FOR_S = 30.0
+"""How long Spark's readers and writers wait for a broker that is away."""
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 2.0
+OPTIONS = [
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 200),  # gRPC's own back-off reaches two minutes
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
 NOT_NOW = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -44,11 +56,29 @@ class BrokerRefusedError(ClientError):
         super().__init__(text)
 
 
-class BrokerClient:
-    """One broker. With the token that it gave to its own child, it also tells of files."""
+def retry_unavailable(act: Callable[[], T], retry_for_s: float = RETRY_FOR_S) -> T:
+    """Return what `act` returns; retry it with back-off while the broker is unavailable, for `retry_for_s` at most."""
+    deadline = time.monotonic() + retry_for_s
+    attempts = 0
+    while True:
+        try:
+            return act()
+        except BrokerUnavailableError:
+            if time.monotonic() >= deadline:
+                raise
+        attempts += 1
+        time.sleep(backoff_s(attempts, RETRY_MAX_S, RETRY_FIRST_S))
 
-    def __init__(self, target: str, token: str | None = None) -> None:
+
+class BrokerClient:
+    """One broker. With the token that it gave to its own child, it also tells of files.
+
+    Unary calls are retried for `retry_for_s` while the broker is unavailable: all of them can be repeated.
+    """
+
+    def __init__(self, target: str, token: str | None = None, *, retry_for_s: float = 0.0) -> None:
         self._target = target
+        self._retry_for_s = retry_for_s
         self._channel = grpc.insecure_channel(target, options=OPTIONS)
         self._metadata = () if token is None else ((TOKEN_KEY, token),)
 
@@ -111,15 +141,32 @@ class BrokerClient:
             request_serializer=lambda given: given.SerializeToString(),
             response_deserializer=answer.FromString,
         )
-        try:
-            return call(request, timeout=CALL_S, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise self._error(error) from None
+
+        def attempt() -> Answer:
+            try:
+                return call(request, timeout=CALL_S, metadata=self._metadata)
+            except grpc.RpcError as error:
+                raise self._error(error) from None
+
+        return retry_unavailable(attempt, self._retry_for_s)
 
     def _error(self, error: grpc.RpcError) -> IsterError:
         code = error.code()
         text = f"the broker at {self._target} answered {code.name}: {error.details() or 'no reason'}"
         return BrokerUnavailableError(text) if code in NOT_NOW else BrokerRefusedError(text, code)
+
+
+def partitions_named(topics: Iterable[pb.Topic], name: str) -> dict[int, pb.Topic]:
+    """Return the topic of a name, or the partitions of that base, by number and in its order; nothing if there is none."""
+    wanted = TopicName.parse(name)
+    found: dict[int, pb.Topic] = {}
+    for topic in topics:
+        part = partition_of(TopicName.parse(topic.name)) if topic.HasField("partition") else None
+        if topic.name == name:
+            return {0 if part is None else part[1]: topic}
+        if part is not None and part[0] == wanted:
+            found[part[1]] = topic
+    return dict(sorted(found.items()))
 
 
 def frames_start(offsets: pb.Offsets) -> int:

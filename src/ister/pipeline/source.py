@@ -16,7 +16,13 @@ from ister.core.errors import ClientError
 from ister.pipeline.source_options import Use, read_options, write_options
 from ister.pipeline.source_reader import SCHEMA, TopicBatchReader
 from ister.pipeline.source_stream import TopicStreamReader
-from ister.pipeline.source_writer import TopicBatchWriter, TopicStreamWriter, check_columns
+from ister.pipeline.source_writer import (
+    TopicBatchWriter,
+    TopicStreamWriter,
+    check_columns,
+    find_targets,
+    find_targets_now,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -53,14 +59,14 @@ class DanubeDataSource(DataSource):
         _check_append(overwrite=overwrite)
         options = write_options(self.options, Use.WRITE)
         check_columns(schema)
-        return TopicBatchWriter(options)
+        return TopicBatchWriter(options, find_targets(options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: FBT001, N802  # the same
         """Serve `df.writeStream`."""
         _check_append(overwrite=overwrite)
         options = write_options(self.options, Use.WRITE_STREAM)
         check_columns(schema)
-        return TopicStreamWriter(options)
+        return TopicStreamWriter(options, find_targets_now(options))
 
 
 def _check_schema(schema: StructType) -> None:

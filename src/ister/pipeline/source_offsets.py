@@ -36,13 +36,17 @@ class MarksJson(TypedDict):
     generations: dict[str, int]
 
 
-class TopicChangedError(ClientError):
-    """The topic is not the one that the stream's checkpoint is about."""
+NEW_CHECKPOINT = "this query cannot go on: start another, with a checkpoint of its own"
+WRITE_AGAIN = "what was written is deleted with it: create the topic with its policies, then write again"
 
-    def __init__(self, topic: str, reason: str) -> None:
+
+class TopicChangedError(ClientError):
+    """The topic is not the one that a query began with: it was deleted, and perhaps created again."""
+
+    def __init__(self, topic: str, reason: str, advice: str = NEW_CHECKPOINT) -> None:
         self.topic = topic
         self.reason = reason
-        super().__init__(f"{topic} {reason}; this query cannot go on: start another, with a checkpoint of its own")
+        super().__init__(f"{topic} {reason}; {advice}")
 
 
 def to_json(marks: Marks) -> MarksJson:

@@ -23,11 +23,11 @@ from pyspark.sql.types import (
 )
 
 from ister.core.errors import BusyError, ClientError, UnknownTopicError
-from ister.core.names import TopicName, partition_of
+from ister.core.names import TopicName
 from ister.core.splits import SPLIT_BYTES, SPLITS_MAX
 from ister.core.ticks import runs
 from ister.core.tokens import TOKEN_VARIABLE
-from ister.pipeline.client import BrokerClient, frames_start
+from ister.pipeline.client import RETRY_FOR_S, BrokerClient, frames_start, partitions_named
 from ister.pipeline.source_offsets import Mark
 from ister.pipeline.source_options import Edge, InvalidOptionError, configured, target_of
 from ister.rpc import ister_v1_pb2 as pb
@@ -145,7 +145,8 @@ class TopicPlanner:
     def open(cls, options: ReadOptions) -> TopicPlanner:
         """Connect, with the token of this environment if it has one."""
         token = os.environ.get(TOKEN_VARIABLE)
-        return cls(options, BrokerClient(target_of(options.broker), token), with_files=token is not None)
+        client = BrokerClient(target_of(options.broker), token, retry_for_s=RETRY_FOR_S)
+        return cls(options, client, with_files=token is not None)
 
     def close(self) -> None:
         """End the connection."""
@@ -153,17 +154,11 @@ class TopicPlanner:
 
     def partitions(self) -> dict[int, Found]:
         """Return the topic, or its partitions, by number as in its table; what is stored now can be read then."""
-        wanted = TopicName.parse(self._options.topic)
-        found: dict[int, Found] = {}
-        for topic in self._client.topics(wanted.namespace):
-            part = partition_of(TopicName.parse(topic.name)) if topic.HasField("partition") else None
-            if topic.name == self._options.topic:
-                return {0 if part is None else part[1]: self._look(topic)}
-            if part is not None and part[0] == wanted:
-                found[part[1]] = self._look(topic)
+        namespace = TopicName.parse(self._options.topic).namespace
+        found = partitions_named(self._client.topics(namespace), self._options.topic)
         if not found:
             raise UnknownTopicError(self._options.topic, f"the broker at {self._options.broker}")
-        return dict(sorted(found.items()))
+        return {number: self._look(topic) for number, topic in found.items()}
 
     def first(self, found: dict[int, Found]) -> Marks:
         """Return where reading begins."""
