@@ -340,7 +340,8 @@ def test_what_a_crash_leaves_of_a_deleted_topic_is_removed_later(tmp_path, where
         factory = world.factory()
         assert await factory.start() == ([T] if recreate else [])
         assert factory.problems == {}
-        assert (world.object_files(), world.log_directory().exists()) == ([], False)
+        await until(lambda: not world.log_directory().exists() and world.object_files() == [])
+        await until(lambda: not factory._removals)
         assert [e for e in await world.metadata.list("/danube-data/storage/objects/") if "/0000000001/" in e.key] == []
         new = await factory.for_topic(T)
         assert new.next_offset == (2 if recreate else 0)

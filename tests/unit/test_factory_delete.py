@@ -2,6 +2,8 @@
 
 import asyncio
 
+from cloud_parts import until
+
 from ister.cloud import UploadOptions
 from ister.core.message import StreamMessage
 from ister.ports.metadata import MemoryMetadata
@@ -42,6 +44,33 @@ def test_f20_a_put_that_is_under_way_ends_before_its_topic_is_deleted(tmp_path):
             asyncio.get_running_loop().call_later(0.05, store.go.set)
             await deleting
             await asyncio.gather(*store.under_way)
+        assert [info.key async for info in store.list("")] == []
+        await factory.shutdown()
+
+    asyncio.run(main())
+
+
+def test_a_put_that_outlives_the_deletion_of_its_topic_is_removed_by_the_next_start(tmp_path):
+    """I1: the removal of a topic counts as complete only if nothing can be put any more."""
+
+    async def main():
+        store, metadata = SlowStore(tmp_path / "objects"), MemoryMetadata()
+        config = TopicsConfig(
+            wal=WalConfig(dir=tmp_path / "wal"), upload=UploadOptions(interval_s=0.05), drain_timeout_s=0.05
+        )
+        factory = WalStorageFactory(config, store=store, metadata=metadata)
+        storage = await factory.for_topic("/default/t")
+        await storage.append_message(StreamMessage(b"x"))
+        async with asyncio.timeout(20):
+            await store.begun.wait()
+            await factory.delete_topic("/default/t")
+            store.go.set()
+            await asyncio.gather(*store.under_way)
+            assert len([info.key async for info in store.list("")]) == 1
+            await factory.shutdown()
+            factory = WalStorageFactory(config, store=store, metadata=metadata)
+            assert await factory.start() == []
+            await until(lambda: not factory._removals)
         assert [info.key async for info in store.list("")] == []
         await factory.shutdown()
 

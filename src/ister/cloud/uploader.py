@@ -218,14 +218,18 @@ class Uploader:
         """Start the next cycle soon."""
         self._wake.set()
 
-    async def settle(self, timeout_s: float) -> None:
-        """Begin nothing more, and let what is being put come to its end: cancelling would not stop it."""
+    async def settle(self, timeout_s: float) -> bool:
+        """Begin nothing more, and let what is being put come to its end: cancelling would not stop it.
+
+        Returns False if it did not end in time.
+        """
         self._settling = True
         try:
             async with asyncio.timeout(timeout_s), self._cycle_lock:
-                pass
+                return True
         except TimeoutError:
             log.warning("put_left_behind", topic=self.topic, offset=self.uploaded.value)
+        return False
 
     def end(self) -> None:
         """Tell whoever waits that nothing more is uploaded."""

@@ -6,10 +6,11 @@ The next offset of a topic is the largest over its tiers; `ister.storage.resume`
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+import errno
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import structlog
 
@@ -21,10 +22,12 @@ from ister.core.errors import (
     ClientError,
     InvalidConfigError,
     IsterError,
+    LockedError,
     LogClosedError,
     UnknownTopicError,
 )
 from ister.core.names import TopicName
+from ister.core.retry import backoff_s, is_transient
 from ister.core.segment import generation_prefix, topic_prefix
 from ister.ports.clock import SystemClock
 from ister.ports.files import OsFiles
@@ -32,7 +35,7 @@ from ister.ports.slots import slots_of_process
 from ister.storage.object_retention import ObjectKeeper
 from ister.storage.progress_move import drop_cursors, open_cursors
 from ister.storage.registry import TopicRegistry
-from ister.storage.resume import Opening
+from ister.storage.resume import ASK_TIMEOUT_S, Opening, RemoteWait, Waits
 from ister.storage.retention import Keeper
 from ister.storage.root import LogRoot
 from ister.storage.table_tier import TableTier
@@ -54,9 +57,13 @@ if TYPE_CHECKING:
     from ister.storage.table_tier import TopicTable
     from ister.wal.directory import Resume
 
+    T = TypeVar("T")
+
 log = structlog.get_logger()
 
 OPEN_AT_ONCE = 16
+REMOVE_RETRY_MAX_S = 60.0
+"""The longest pause between two attempts to remove what is left of deleted topics."""
 DISK_THREADS = 16
 """How many threads wait for the disk, for all topics together."""
 
@@ -143,6 +150,11 @@ class WalStorageFactory:
         self._clock = clock or SystemClock()
         self._registry = TopicRegistry(metadata, config.root_prefix)
         self._open: dict[TopicName, _Open] = {}
+        self._removals: dict[TopicName, TopicRecord] = {}
+        """Deleted topics of which something may be left; removed in the background."""
+        self._remover: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[object]] = set()
+        """Openings and deletions under way, which `shutdown` waits for."""
         self._closing = False
         self._started = asyncio.Event()
         self._started.set()
@@ -156,25 +168,28 @@ class WalStorageFactory:
     async def start(self) -> list[TopicName]:
         """Open every topic found on disk or in metadata; returns them.
 
-        A topic that cannot be opened does not keep the others from it: `problems` says what is wrong with it.
+        A topic that cannot be opened does not keep the others from it: `problems` says what is wrong with it. What is
+        left of deleted topics is removed in the background. InvalidConfigError if there can be no logs in `wal.dir`.
         """
+        await self._own_root()
         damaged: dict[TopicName, IsterError] = {}
         known = await self._registry.all(damaged)
         on_disk = await self._root.topics()
         gate = asyncio.Semaphore(OPEN_AT_ONCE)
+        waits = Waits(RemoteWait(), RemoteWait(), together=True)
 
         async def open_one(topic: TopicName) -> None:
             found = _Found(known.get(topic), on_disk.get(topic, []))
+            if found.record is not None and found.record.is_deleted(found.on_disk):
+                if found.record.needs_removal(found.on_disk):
+                    self._remove_later(topic, found.record)
+                return
             async with gate:
                 try:
                     if topic in damaged:
                         raise damaged[topic]
                     await self._root.own()
-                    if found.record is not None and found.record.deleted:
-                        async with self._lock(topic):
-                            await self._remove(topic, found.record)
-                    else:
-                        await self._opened(topic, None, found)
+                    await self._tracked(topic, self._opened(topic, None, found, waits))
                 except (IsterError, OSError) as error:
                     self.problems[topic] = error if isinstance(error, IsterError) else BusyError(str(error))
                     log.error("topic_not_opened", topic=str(topic), cause=str(error))  # noqa: TRY400  # told whole
@@ -186,6 +201,17 @@ class WalStorageFactory:
             self._started.set()
         return sorted(self._open)
 
+    async def _own_root(self) -> None:
+        try:
+            await self._root.own()
+        except LockedError:
+            pass  # every topic says so
+        except OSError as error:
+            if is_transient(error) or error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            reason = f"{self._root.path} cannot be used as a directory ({error.strerror}); choose another one"
+            raise InvalidConfigError("wal.dir", reason) from error
+
     async def topics(self) -> list[TopicName]:
         """Return every topic that there is."""
         damaged: dict[TopicName, IsterError] = {}
@@ -195,15 +221,17 @@ class WalStorageFactory:
     async def for_topic(self, topic: str | TopicName, *, level: AckLevel | None = None) -> WalStorage:
         """Return a topic's storage, opened or made if it is not open yet; with a level, it has that level from now on."""
         name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
-        return (await self._opened(name, level)).storage
+        return (await self._tracked(name, self._opened(name, level))).storage
 
-    async def _opened(self, name: TopicName, level: AckLevel | None, found: _Found | None = None) -> _Open:
+    async def _opened(
+        self, name: TopicName, level: AckLevel | None, found: _Found | None = None, waits: Waits | None = None
+    ) -> _Open:
         async with self._lock(name):
             if self._closing:
                 raise LogClosedError(str(name))
             opened = self._open.get(name)
             if opened is None:
-                opened = self._open[name] = await self._open_topic(name, level, found)
+                opened = self._open[name] = await self._open_topic(name, level, found, waits)
                 self.problems.pop(name, None)
             elif level is not None:
                 await opened.storage.set_level(level)
@@ -227,35 +255,53 @@ class WalStorageFactory:
         """Return who enforces an open topic's policy, if it has one."""
         return self._open[topic].keeper
 
-    async def delete_topic(self, topic: str | TopicName) -> None:
+    async def delete_topic(self, topic: str | TopicName, *, in_background: bool = False) -> None:
         """Delete a topic: its log, objects and descriptions; its name can be used again at once.
 
-        What a crash leaves of it is removed at the next start.
+        It is deleted even if the caller does not wait. If removing fails, that is raised, and tried again in the
+        background; another call tries again at once. With `in_background` nobody waits for the object store.
         """
         name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
+        await self._tracked(name, self._delete(name, in_background=in_background), shielded=True)
+
+    async def _delete(self, name: TopicName, *, in_background: bool) -> None:
         async with self._lock(name):
+            if self._closing:
+                raise LogClosedError(str(name))
             if name not in self._open:
                 await self._root.refuse_opened(name)
-            known = await self._registry.get(name)
-            record = None if known is None or known.deleted else await self._registry.mark_deleted(name)
+            on_disk = await self._root.generations(name)
+            record = await self._registry.get(name)
+            if record is not None and not record.is_deleted(on_disk):
+                record = await self._registry.mark_deleted(name, on_disk)
+            elif record is not None and not record.needs_removal(on_disk):
+                record = None
             if record is None:
                 raise UnknownTopicError(str(name), str(self._root.path))
-            opened = self._open.pop(name, None)
-            if opened is not None:
-                await self._stop(opened)
-                with suppress(BusyError):  # a poisoned log is deleted like any other
-                    await opened.storage.close()
-                await self._close_table(opened)
-            await self._remove(name, record)
+            self._removals[name] = record
             self.problems.pop(name, None)
+            try:
+                opened = self._open.pop(name, None)
+                settled = opened is None or await self._release(opened)
+                if not in_background:
+                    await self._remove(name, record, complete=settled)
+            finally:
+                if name in self._removals:
+                    self._remove_later(name, record)
 
     async def shutdown(self, drain_timeout_s: float | None = None) -> None:
         """Carry away what waits, as far as time allows, and close every topic; raises the first failure at the end."""
         self._closing = True
         timeout_s = self.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
-        for lock in list(self._locks.values()):
-            async with lock:
-                pass  # whoever is opening a topic ends first
+        if self._remover is not None:
+            self._remover.cancel()
+            await asyncio.wait({self._remover})
+        if self._tasks:  # what is not done at the next start
+            _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
         closing = [self._close(opened, timeout_s) for opened in self._open.values()]
         self._open.clear()
         failures = [result for result in await asyncio.gather(*closing, return_exceptions=True) if result is not None]
@@ -284,13 +330,19 @@ class WalStorageFactory:
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
-    async def _open_topic(self, topic: TopicName, level: AckLevel | None, found: _Found | None) -> _Open:
+    async def _open_topic(
+        self, topic: TopicName, level: AckLevel | None, found: _Found | None, waits: Waits | None
+    ) -> _Open:
         owned = await self._root.own()
         if found is None:
             found = _Found(await self._registry.get(topic), await self._root.generations(topic))
         known = found.record
-        if known is not None and known.deleted:
-            await self._remove(topic, known)  # what a failure left of it, which nobody would find any more
+        waits = waits or Waits(RemoteWait(), RemoteWait())
+        if known is not None and known.needs_removal(found.on_disk):
+            # What a failure left of it, which nobody would find any more.
+            async with waits.store.limit(ASK_TIMEOUT_S if waits.together else None):
+                await self._remove(topic, known)
+            known = await self._registry.get(topic)
         if not found.on_disk and known is None:
             async with aclosing(self._store.list(topic_prefix(topic))) as listing:
                 if await anext(listing, None) is not None:
@@ -307,7 +359,7 @@ class WalStorageFactory:
         reopen = partial(self._reopen, config, owned)
         table = None if self._tables is None else self._tables(topic, record.generation)
         try:
-            opening = Opening(wal, self._store, catalog, uploader, reopen)
+            opening = Opening(wal, self._store, catalog, uploader, reopen, waits)
             joined = await opening.join(table, 0 if table is None else self.known_upto(topic, record.generation))
             wal = joined.wal
             cursors = await open_cursors(
@@ -378,12 +430,23 @@ class WalStorageFactory:
 
     # --- closing and deleting -----------------------------------------------------------------------------------------
 
-    async def _stop(self, opened: _Open) -> None:
-        if opened.uploader is not None:
-            await opened.uploader.settle(self.config.drain_timeout_s)
-        await self._end_tasks(opened)
-        if opened.uploader is not None:
-            opened.uploader.end()
+    async def _release(self, opened: _Open) -> bool:
+        """Close a topic that is deleted; returns False if an object may still be put.
+
+        A failure to close it does not matter.
+        """
+        try:
+            return opened.uploader is None or await opened.uploader.settle(self.config.drain_timeout_s)
+        finally:
+            await self._end_tasks(opened)
+            if opened.uploader is not None:
+                opened.uploader.end()
+            try:
+                await opened.storage.close()
+            except IsterError as error:  # a poisoned log, for example
+                log.warning("topic_not_closed", cause=str(error))
+            finally:
+                await self._close_table(opened)
 
     async def _end_tasks(self, opened: _Open) -> None:
         for task in opened.tasks:
@@ -410,8 +473,11 @@ class WalStorageFactory:
         if opened.storage.table is not None:
             await opened.storage.table.table.close()
 
-    async def _remove(self, topic: TopicName, record: TopicRecord) -> None:
-        """Remove what is left of a deleted generation; can be done again and again."""
+    async def _remove(self, topic: TopicName, record: TopicRecord, *, complete: bool = True) -> None:
+        """Remove what is left of a deleted generation; can be done again and again.
+
+        It is not `complete` if an object may still be put: then the next start removes it once more.
+        """
         catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
         # The log first, because that asks for its lock: nothing is taken from a topic that another process has open.
         await self._root.remove(topic, record.generation)
@@ -420,9 +486,64 @@ class WalStorageFactory:
             await self._store.delete(key)
         described = await catalog.clear()
         await drop_cursors(self._metadata, topic, record.generation)
+        if complete:
+            await self._registry.mark_removed(topic, record.generation)
+        self._removals.pop(topic, None)
         log.info(
             "topic_deleted", topic=str(topic), generation=record.generation, objects=len(keys), described=described
         )
 
+    def _remove_later(self, topic: TopicName, record: TopicRecord) -> None:
+        """Have what is left of a deleted topic removed in the background."""
+        self._removals[topic] = record
+        if not self._closing and (self._remover is None or self._remover.done()):
+            self._remover = asyncio.create_task(self._run_removals())
+
+    async def _run_removals(self) -> None:
+        """Remove what is left of deleted topics, again and again until nothing is."""
+        await self._started.wait()
+        attempts = 0
+        while self._removals and not self._closing:
+            for topic, record in list(self._removals.items()):
+                if self._closing or await self._removal_failed(topic, record):
+                    break  # the store is away: it is asked once, not once for each topic
+            if self._removals:
+                attempts += 1
+                await asyncio.sleep(backoff_s(attempts, REMOVE_RETRY_MAX_S))
+
+    async def _removal_failed(self, topic: TopicName, record: TopicRecord) -> bool:
+        """Try to remove what is left of a deleted topic; returns True after an error that the next one would meet, too."""
+        async with self._lock(topic):
+            if self._removals.get(topic) is not record:
+                return False  # it was removed, or made again and deleted again, while we waited for our turn
+            try:
+                await self._remove(topic, record)
+            except (IsterError, OSError) as error:
+                log.warning("topic_not_removed", topic=str(topic), generation=record.generation, cause=str(error))
+                return is_transient(error)
+            except Exception:  # the root of a task
+                log.exception("topic_not_removed", topic=str(topic), generation=record.generation)
+        return False
+
+    async def _tracked(self, topic: TopicName, work: Coroutine[None, None, T], *, shielded: bool = False) -> T:
+        """Run a task that `shutdown` waits for, and cancels in the end (LogClosedError); shielded, its caller cannot."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await (asyncio.shield(task) if shielded else task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if task.cancelled() and caller is not None and not caller.cancelling():
+                raise LogClosedError(str(topic)) from None
+            task.add_done_callback(partial(_log_failure, topic))
+            raise
+
     def _lock(self, topic: TopicName) -> asyncio.Lock:
         return self._locks.setdefault(topic, asyncio.Lock())
+
+
+def _log_failure(topic: TopicName, deletion: asyncio.Task[T]) -> None:
+    """Log why a deletion failed whose caller has gone."""
+    if not deletion.cancelled() and (error := deletion.exception()) is not None:
+        log.warning("topic_not_removed", topic=str(topic), cause=str(error))

@@ -23,12 +23,24 @@ PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic's generation, the count of its openings, and whether it was deleted; `version` is the metadata's."""
+    """A topic's generation, the count of its openings, and whether it was deleted; `version` is the metadata's.
+
+    `removed` says that nothing is left of a deleted generation: neither its log nor objects, descriptions or cursors.
+    """
 
     generation: int
     epoch: int
     deleted: bool = False
     version: int = field(default=0, compare=False)
+    removed: bool = False
+
+    def is_deleted(self, on_disk: Sequence[int]) -> bool:
+        """Return True if the topic is deleted; a directory of a later generation means that this record is old."""
+        return self.deleted and max(on_disk, default=0) <= self.generation
+
+    def needs_removal(self, on_disk: Sequence[int]) -> bool:
+        """Return True if something of the deleted generation may be left."""
+        return self.deleted and (not self.removed or self.generation in on_disk)
 
 
 class TopicTakenError(FencedError):
@@ -74,14 +86,23 @@ class TopicRegistry:
         await self._write(topic, record, 0 if known is None else known.version)
         return record
 
-    async def mark_deleted(self, topic: TopicName) -> TopicRecord | None:
-        """Say that a topic is deleted; from then on its name means another generation. None when there is no such."""
-        entry = await self._metadata.get(self._key(topic))
-        if entry is None:
+    async def mark_deleted(self, topic: TopicName, on_disk: Sequence[int] = ()) -> TopicRecord | None:
+        """Say that a topic is deleted; from then on its name means another generation. None when there is no such.
+
+        That holds for generations `on_disk` too, which a record from an old copy of the metadata does not know.
+        """
+        known = await self.get(topic)
+        if known is None:
             return None
-        record = replace(_load(entry), deleted=True)
-        await self._write(topic, record, entry.version)
+        record = replace(known, generation=max([known.generation, *on_disk]), deleted=True, removed=False)
+        await self._write(topic, record, known.version)
         return record
+
+    async def mark_removed(self, topic: TopicName, generation: int) -> None:
+        """Say that nothing is left of a deleted generation; does nothing if the record says something else by now."""
+        record = await self.get(topic)
+        if record is not None and record.deleted and not record.removed and record.generation == generation:
+            await self._write(topic, replace(record, removed=True), record.version)
 
     async def restore(self, topic: TopicName, generation: int) -> None:
         """Write down a topic that was found in a listing of objects; refused when there is a record."""
@@ -103,6 +124,7 @@ class TopicRegistry:
             "generation": record.generation,
             "epoch": record.epoch,
             "deleted": record.deleted,
+            **({"removed": True} if record.removed else {}),
         }
         value = json.dumps(content, separators=(",", ":")).encode()
         if await self._metadata.cas(self._key(topic), value, version=version) is None:
@@ -123,15 +145,15 @@ def decide_record(
     table by it, and a table keeps the rows of the deleted.
     """
     newest = max(on_disk, default=0)
+    epoch = 1 if known is None else known.epoch + 1
     if known is not None and not known.deleted:
-        return TopicRecord(max(known.generation, newest), known.epoch + 1)
-    if known is None and newest:
-        return TopicRecord(newest, 1)
+        return TopicRecord(max(known.generation, newest), epoch)
+    if newest > (0 if known is None else known.generation):
+        return TopicRecord(newest, epoch)
     living = max((record.generation for record in relatives if not record.deleted), default=0)
     gone = [record.generation for record in relatives if record.deleted]
     dead = max(gone if known is None else [*gone, known.generation], default=0)
-    generation = living if living > dead else dead + 1
-    return TopicRecord(max(generation, newest), 1 if known is None else known.epoch + 1)
+    return TopicRecord(living if living > dead else dead + 1, epoch)
 
 
 def _load(entry: Entry) -> TopicRecord:
@@ -142,8 +164,10 @@ def _load(entry: Entry) -> TopicRecord:
                 entry.key, f"its version is {content['version']!r}, this release knows {VERSION}"
             )
         generation, epoch, deleted = content["generation"], content["epoch"], content["deleted"]
+        removed = content.get("removed", False)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptMetadataError(entry.key, f"it is not a topic's record ({type(error).__name__})") from None
-    if not (isinstance(generation, int) and isinstance(epoch, int) and isinstance(deleted, bool) and generation > 0):
+    numbers = isinstance(generation, int) and isinstance(epoch, int) and generation > 0
+    if not (numbers and isinstance(deleted, bool) and isinstance(removed, bool)):
         raise CorruptMetadataError(entry.key, "what it says of a topic cannot be")
-    return TopicRecord(generation, epoch, deleted, entry.version)
+    return TopicRecord(generation, epoch, deleted, entry.version, removed)

@@ -7,6 +7,7 @@ it lacks. A tier that cannot be asked is never guessed: then the topic opens onl
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -20,7 +21,7 @@ from ister.storage.tiers import OBJECTS_FAIL
 from ister.wal.directory import Resume
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from ister.cloud import ObjectCatalog, Uploader
     from ister.core.segment import Descriptor
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 ASK_TIMEOUT_S = 10.0
-"""How long the opening of a log that has messages waits for the object store, and any opening for the table."""
+"""How long an opening waits for the table, and for the object store if its log has messages or others are opened with it."""
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
@@ -68,6 +69,50 @@ def left_to_prove(start: int, stop: int, objects: Span) -> list[Span]:
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
+class RemoteWait:
+    """How long topics wait for a remote service that they all ask while they are opened together.
+
+    Once one of them got no answer, the others do not wait any longer: one timeout for all of them instead of one each.
+    A topic that takes long while the service answers others does not count.
+    """
+
+    def __init__(self) -> None:
+        self._away = False
+        self._answers = 0
+        self._waiting: set[asyncio.Timeout] = set()
+
+    @asynccontextmanager
+    async def limit(self, timeout_s: float | None) -> AsyncIterator[None]:
+        """Raise TimeoutError after `timeout_s`, or when the service counts as away."""
+        if self._away:
+            raise TimeoutError
+        answers = self._answers
+        timeout = asyncio.timeout(timeout_s)
+        try:
+            async with timeout:
+                self._waiting.add(timeout)
+                yield
+        except (TimeoutError, StoreUnavailableError, LakeUnavailableError):
+            if self._answers == answers and not self._away:
+                self._away = True
+                for other in self._waiting - {timeout}:
+                    if not other.expired():
+                        other.reschedule(asyncio.get_running_loop().time())
+            raise
+        else:
+            self._answers += 1
+        finally:
+            self._waiting.discard(timeout)
+
+
+class Waits(NamedTuple):
+    """How long openings wait for the object store and for tables; `together` are those of a start, which share them."""
+
+    store: RemoteWait
+    table: RemoteWait
+    together: bool = False
+
+
 class Joined(NamedTuple):
     """A topic's tiers, joined: its log, the offsets that objects hold, and how far the table is."""
 
@@ -86,12 +131,14 @@ class Opening:
         catalog: ObjectCatalog,
         uploader: Uploader | None,
         reopen: Callable[[Resume], Awaitable[Wal]],
+        waits: Waits,
     ) -> None:
         self._wal = wal
         self._store = store
         self._catalog = catalog
         self._uploader = uploader
         self._reopen = reopen
+        self._waits = waits
         self._topic = str(catalog.topic)
 
     async def join(self, table: TopicTable | None, known_upto: int) -> Joined:
@@ -131,12 +178,17 @@ class Opening:
             return last
         log_is_enough = wal.next_offset > 0 and (last is None or wal.next_offset >= last.stop)
         try:
-            async with asyncio.timeout(ASK_TIMEOUT_S if log_is_enough else None):
+            async with self._waits.store.limit(ASK_TIMEOUT_S if log_is_enough or self._waits.together else None):
                 return await uploader.recover_behind(last, log_is_open=False)
-        except (StoreUnavailableError, StoreRefusedError, TimeoutError) as error:
-            if not log_is_enough:
-                raise
-            log.warning("objects_not_asked", topic=self._topic, cause=str(error) or "no answer in time")
+        except TimeoutError:
+            failure: StoreUnavailableError | StoreRefusedError = StoreUnavailableError(
+                self._store.name, "list objects", "no answer in time"
+            )
+        except (StoreUnavailableError, StoreRefusedError) as error:
+            failure = error
+        if not log_is_enough:
+            raise failure
+        log.warning("objects_not_asked", topic=self._topic, cause=str(failure))
         return last
 
     async def _described(self, last: Descriptor | None) -> Span:
@@ -151,7 +203,7 @@ class Opening:
     async def _ask(self, table: TopicTable, known_upto: int, *, needed: bool) -> TableEnd:
         """Ask the table how far it is; what was known of it counts when it does not answer and need not."""
         try:
-            async with asyncio.timeout(ASK_TIMEOUT_S):
+            async with self._waits.table.limit(ASK_TIMEOUT_S):
                 return await table.look()
         except TimeoutError:
             failure: LakeUnavailableError | TableMovedError = LakeUnavailableError(
