@@ -285,6 +285,8 @@ def test_etcd_has_one_endpoint_or_several(written, endpoints):
         ('wal_cloud.wal|dir: "a\\nb/c"', "must be one line"),
         ("wal_cloud.wal|file_name: wal", "like wal.log"),
         ("wal_cloud.wal|file_name: a/b.log", "like wal.log"),
+        ("wal_cloud.wal|file_name: wal.tmp", "must not end in .tmp"),
+        ("wal_cloud.wal|file_name: wal.aside", "must not end in .aside"),
         ("wal_cloud.wal|sync_mode: sometimes", "must be one of always, periodic or none"),
         ("wal_cloud.wal.rotation|max_bytes: 4095", "must be at least 4,096"),
         ("wal_cloud.wal.rotation|max_hours: 0", "must be more than 0"),

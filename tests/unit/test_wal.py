@@ -21,6 +21,8 @@ from ister.core.message import MsgID, StreamMessage
 from ister.core.offsets import StartPosition
 from ister.ports.files import OsFiles
 from ister.wal import AckLevel, SyncMode, Wal, WalConfig
+from ister.wal.directory import FileNames
+from ister.wal.view import LogView
 
 DEADLINE_S = 120
 
@@ -73,7 +75,8 @@ def test_the_higher_of_level_and_sync_mode_wins(mode, level, expected):
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("sync_mode", "sometimes"), ("file_name", "a/b.log"), ("file_name", "log"), ("file_name", ".log"), ("cache_capacity", 0),
+    [("sync_mode", "sometimes"), ("file_name", "a/b.log"), ("file_name", "log"), ("file_name", ".log"), ("file_name", "wal.tmp"),
+     ("file_name", "wal.aside"), ("file_name", "a\nb.log"), ("file_name", "a\0.log"), ("cache_capacity", 0),
      ("fsync_interval_ms", 0), ("max_batch_bytes", 1), ("max_bytes", 1.5), ("max_hours", 0), ("level", AckLevel.FSYNC)],
 )  # fmt: skip
 def test_a_setting_out_of_bounds_is_refused_by_name(setting, value):
@@ -183,6 +186,51 @@ def test_a_file_is_sealed_when_it_has_reached_its_size_and_when_its_time_has_com
             await wal._wait_job() if wal._job else await asyncio.sleep(0.005)  # no event tells of a timer
         await wal.append(message(1))
         assert (await anext(reader)).offset == 1
+        await wal.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("other", ["topic.log", "wal.txt", "a-wal.log"])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_log_with_other_file_names_is_not_opened_as_an_empty_one(tmp_path, other, both):
+    """I3: it went on at offset 0, and what was not uploaded was out of sight."""
+
+    async def main():
+        wal = await Wal.with_config(config(tmp_path))
+        await wal.append_batch([message(n) for n in range(3)])
+        await wal.close()
+        if both:
+            (tmp_path / FileNames.of(other).name(1, 0)).touch()
+        before = sorted(path.name for path in tmp_path.iterdir())
+        for opening in (
+            lambda: Wal.with_config(config(tmp_path, file_name=other)),
+            lambda: asyncio.to_thread(LogView.open, OsFiles(), tmp_path, other),
+        ):
+            with pytest.raises(InvalidConfigError, match=r"set file_name to wal\.log") as refused:
+                await opening()
+            assert refused.value.setting == "file_name"
+            assert "wal-0000000001-00000000000000000000.log" in str(refused.value)
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+        if not both:
+            wal = await Wal.with_config(config(tmp_path))
+            assert wal.next_offset == 3
+            await wal.close()
+
+    run(main())
+
+
+def test_opening_removes_its_own_drafts_and_no_other_file(tmp_path):
+    """I3."""
+    segment = "wal-0000000001-00000000000000000000.log"
+    drafts = [f"{segment}.tmp", "checkpoint.json.tmp", "cursors.json.tmp", "upload.json.tmp"]
+    others = ["notes.tmp", f"topic{segment[3:]}.tmp", f"{segment}.aside", f"topic{segment[3:]}.aside", "wal.log.tmp"]
+
+    async def main():
+        for name in (*drafts, *others):
+            (tmp_path / name).touch()
+        wal = await Wal.with_config(config(tmp_path))
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, segment, "LOCK"])
         await wal.close()
 
     run(main())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -22,13 +21,10 @@ if TYPE_CHECKING:
 
     from ister.ports.files import File
 
-_LOG_NAME = re.compile(r"(.+)-\d{10}-\d{20}\.([^.]+)", re.ASCII | re.DOTALL)
-
 
 def names_of(path: Path) -> FileNames | None:
     """Return how the files beside this one are called, if its name is that of a log file."""
-    match = _LOG_NAME.fullmatch(path.name)
-    return FileNames(match[1], match[2]) if match else None
+    return FileNames.from_log_file(path.name)
 
 
 def list_log(directory: Path, names: FileNames) -> list[Segment]:

@@ -5,6 +5,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from ister.config.problems import nearest
+from ister.core.names import log_file_name_problem
 
 BACKENDS = ("s3", "gcs", "azblob", "fs", "memory")
 """The stores with keys of their own; any further OpenDAL service takes `root` and `options`."""
@@ -71,9 +72,8 @@ def path_text(value: object) -> object:
 
 def file_name(text: str) -> str:
     """Take a plain name with an extension: log files are named after it."""
-    stem, _, suffix = text.rpartition(".")
-    if not (stem and suffix) or "/" in text or "\n" in text or text.startswith("."):
-        raise ValueError("must be a plain name with an extension; write it like wal.log")
+    if problem := log_file_name_problem(text):
+        raise ValueError(problem)
     return text
 
 

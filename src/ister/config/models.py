@@ -88,9 +88,9 @@ class Wal(Section):
         "Directory of all logs; relative to where Ister is started.", default=DATA_DIR / "wal", allowed="a path"
     )
     file_name: Annotated[str, StringConstraints(max_length=64), AfterValidator(forms.file_name)] = setting(
-        "Log files are named after it: `wal.log` gives `wal-<number>-<first offset>.log`.",
+        "Log files are named after it: `wal.log` gives `wal-<number>-<first offset>.log`. A log that exists keeps its name.",
         default="wal.log",
-        allowed="a plain name with an extension",
+        allowed="a plain name with an extension, which is not `tmp` or `aside`",
     )
     cache_capacity: int = setting(
         "Messages of each topic that are kept in memory for readers.", default=1024, ge=1, le=100_000_000

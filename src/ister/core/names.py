@@ -1,4 +1,4 @@
-"""Decide what is a topic's name, before it touches a path, an object key or a table."""
+"""Names of topics and of log files, checked before they touch a path, an object key or a table."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ from ister.core.errors import InvalidNameError
 NAME_BYTES_MAX = 255
 _NAME = re.compile(r"/([A-Za-z0-9_-]+)/([A-Za-z0-9_-]+)", re.ASCII)
 _PARTITION = re.compile(r"(.+)-part-(0|[1-9][0-9]*)", re.ASCII)
+
+
+RESERVED_SUFFIXES = ("tmp", "aside")
+"""What is added to the names of log files that are being written, and of those that were set aside."""
+
+
+def log_file_name_problem(text: str) -> str | None:
+    """Return why log files cannot be named after a text, None when they can."""
+    stem, _, suffix = text.rpartition(".")
+    if not (stem and suffix) or text.startswith(".") or re.search(r"[\x00-\x1f\x7f/]", text):
+        return "must be a plain name with an extension; write it like wal.log"
+    if suffix in RESERVED_SUFFIXES:
+        return f"must not end in .{suffix}, which marks files that are not part of the log; write it like wal.log"
+    return None
 
 
 @dataclass(frozen=True, slots=True, order=True)

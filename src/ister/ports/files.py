@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 LOCK_NAME = "LOCK"
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+DRAFT = ".tmp"
+"""What is added to a file's name while it is written."""
 LEVELS_OWNED = 3
 """How deep a lock reaches: the owner of `<root>` owns `<root>/<namespace>/<topic>/<generation>`."""
 LOCK_TRIES = 3
@@ -338,7 +340,7 @@ def append_all(file: File, parts: Sequence[Frames]) -> None:
 
 def create_draft(files: Files, path: Path) -> tuple[Path, File]:
     """Make a file under a temporary name beside `path`, in place of one that a failed write has left."""
-    draft = path.with_name(path.name + ".tmp")
+    draft = path.with_name(path.name + DRAFT)
     with suppress(FileNotFoundError):
         files.remove(draft)
     return draft, files.create(draft)

@@ -20,7 +20,7 @@ import structlog
 from ister.core.envelope import seal, unseal
 from ister.core.errors import CorruptCursorsError, CursorsNotSavedError
 from ister.core.retry import is_transient
-from ister.ports.files import append_all, as_busy, create_draft, said
+from ister.ports.files import DRAFT, append_all, as_busy, create_draft, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -342,7 +342,7 @@ def _remove_file(files: Files, directory: Path) -> None:
     """Take the file and its draft away, then sync: a file that came back would only be removed again."""
     path = directory / CURSORS_NAME
     found = False
-    for name in (path.with_name(path.name + ".tmp"), path):
+    for name in (path.with_name(path.name + DRAFT), path):
         with suppress(FileNotFoundError):
             files.remove(name)
             found = True

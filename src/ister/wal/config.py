@@ -7,6 +7,7 @@ from enum import Enum, IntEnum
 from pathlib import Path
 
 from ister.core.errors import InvalidConfigError
+from ister.core.names import log_file_name_problem
 
 
 class SyncMode(Enum):
@@ -54,11 +55,8 @@ class WalConfig:
             raise InvalidConfigError("sync_mode", f"{self.sync_mode!r} is none of always, periodic, none") from None
         if self.dir is not None:
             object.__setattr__(self, "dir", Path(self.dir))
-        stem, dot, suffix = self.file_name.rpartition(".")
-        if not (stem and dot and suffix) or "/" in self.file_name or self.file_name.startswith("."):
-            raise InvalidConfigError(
-                "file_name", f"{self.file_name!r} must be a plain name with an extension, like wal.log"
-            )
+        if problem := log_file_name_problem(self.file_name):
+            raise InvalidConfigError("file_name", f"{self.file_name!r} {problem}")
         for setting, least in (
             ("cache_capacity", 1),
             ("fsync_interval_ms", 1),

@@ -15,11 +15,17 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ister.core.columns import scan_run, strip_markers
-from ister.core.errors import CorruptLogError, MissingFileError, ResourceExhaustedError, UnknownFormatError
+from ister.core.errors import (
+    CorruptLogError,
+    InvalidConfigError,
+    MissingFileError,
+    ResourceExhaustedError,
+    UnknownFormatError,
+)
 from ister.core.frame import HEADER_BYTES, Marker, encode_marker
 from ister.core.recover import Recovery, Scanner, Verdict
 from ister.core.retry import is_transient
-from ister.ports.files import append_all, as_busy, create_draft, said
+from ister.ports.files import DRAFT, append_all, as_busy, create_draft, said
 from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, load_checkpoint
 
 if TYPE_CHECKING:
@@ -29,6 +35,10 @@ if TYPE_CHECKING:
     from ister.ports.files import File, Files, Lock
 
 log = structlog.get_logger()
+
+_LOG_NAME = re.compile(r"(.+)-(\d{10})-(\d{20})\.([^.]+)", re.ASCII | re.DOTALL)
+_DRAFTED = frozenset({CHECKPOINT_NAME, "cursors.json", "upload.json"})
+"""The files beside the log that are replaced whole, by way of a draft."""
 
 ASIDE = ".aside"
 """What is added to the name of a file that is no longer part of the log, because objects hold more."""
@@ -82,11 +92,32 @@ class FileNames:
         """Return the name of a file."""
         return f"{self.stem}-{seq:010}-{first:020}.{self.suffix}"
 
+    @classmethod
+    def from_log_file(cls, name: str) -> FileNames | None:
+        """Return how a log is called that has a file of this name; None if it is not the name of a log file."""
+        match = _LOG_NAME.fullmatch(name)
+        return cls(match[1], match[4]) if match else None
+
     def parse(self, directory: Path, names: Sequence[str]) -> list[Segment]:
         """Return the log files among these names, in order."""
-        pattern = re.compile(rf"{re.escape(self.stem)}-(\d{{10}})-(\d{{20}})\.{re.escape(self.suffix)}", re.ASCII)
-        found = [(match, name) for name in names if (match := pattern.fullmatch(name))]
-        return sorted((Segment(int(m[1]), int(m[2]), directory / name) for m, name in found), key=lambda s: s.seq)
+        found = [match for name in names if (match := _LOG_NAME.fullmatch(name)) and self.from_log_file(name) == self]
+        return sorted((Segment(int(m[2]), int(m[3]), directory / m[0]) for m in found), key=lambda s: s.seq)
+
+    def refuse_others(self, directory: Path, names: Sequence[str]) -> None:
+        """Raise InvalidConfigError if there are files of a log with another name, which would be out of sight."""
+        for name in names:
+            other = self.from_log_file(name)
+            if other is not None and other != self:
+                raise InvalidConfigError(
+                    "file_name",
+                    f"{self.stem}.{self.suffix} is not the name of the log in {directory}, which holds {name}; set "
+                    f"file_name to {other.stem}.{other.suffix}, or move that log's files away if it is not wanted",
+                )
+
+    def is_draft(self, name: str) -> bool:
+        """Return True if this is a file that was being written when a process died."""
+        target = name.removesuffix(DRAFT)
+        return target != name and (target in _DRAFTED or self.from_log_file(target) == self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +274,9 @@ def read_checkpoint(files: Files, directory: Path) -> dict[int, SealedFile]:
 
 def _open_locked(files: Files, directory: Path, names: FileNames, nonce: int, lock: Lock) -> OpenedLog:
     listed = files.names(directory)
+    names.refuse_others(directory, listed)
     for name in listed:
-        if name.endswith(".tmp"):
+        if names.is_draft(name):
             files.remove(directory / name)
     segments = names.parse(directory, listed)
     if not segments:

@@ -130,6 +130,7 @@ class LogView:
             if again == listed:
                 break
             listed = again
+        self._names.refuse_others(directory, listed)
         return self._names.parse(directory, listed)
 
     def _look(self, segments: list[Segment]) -> None:
