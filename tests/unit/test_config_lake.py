@@ -76,7 +76,12 @@ def test_without_a_file_the_catalog_and_the_tables_are_in_the_data_directory():
     assert (warehouse(config), local_warehouse(config)) == ("file:///data/warehouse", Path("/data/warehouse"))
     assert catalog_properties(config) == (
         "ister",
-        {"type": "sql", "uri": "sqlite:////data/catalog.db", "warehouse": "file:///data/warehouse"},
+        {
+            "type": "sql",
+            "uri": "sqlite:////data/catalog.db",
+            "warehouse": "file:///data/warehouse",
+            "ister.warehouse-root": "/data/warehouse",
+        },
     )
 
 
@@ -364,7 +369,7 @@ def test_the_stores_secrets_go_to_pyiceberg_and_the_environment_and_never_to_spa
 
 def test_another_stores_settings_are_not_told_to_a_warehouse_elsewhere():
     config = read(section(LAKE, "catalog: {warehouse: /w}") + "    object_store:\n      " + S3.replace("\n", "\n      ") + "\n", KEYS).config  # fmt: skip
-    assert catalog_properties(config)[1].keys() == {"type", "uri", "warehouse"}
+    assert catalog_properties(config)[1].keys() == {"type", "uri", "warehouse", "ister.warehouse-root"}
     assert lake_environment(config) == {}
     assert spark_packages(config) == [SPARK_RUNTIME, SQLITE_DRIVER]
 

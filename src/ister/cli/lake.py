@@ -14,7 +14,7 @@ from ister.config.lake import catalog_properties, require_shared_catalog, sqlite
 from ister.core.errors import BusyError, IsterError, NotFoundError, PreconditionError, UnknownOutcomeError
 from ister.core.names import TopicName
 from ister.core.tables import TOPIC, base_of
-from ister.lake.errors import CommitConflictError
+from ister.lake.errors import CommitConflictError, OutsideWarehouseError
 from ister.lake.repair import (
     RepairRefusedError,
     Served,
@@ -93,7 +93,7 @@ def maintain(config: Config, procedure: Procedure, given: Sequence[str], *, dry_
                     progress.update(task, description=f"{procedure.value} {name}")
                     try:
                         results.append(upkeep.run(name, procedure, dry_run=dry_run))
-                    except (BusyError, NotFoundError, UnknownOutcomeError) as error:
+                    except (BusyError, NotFoundError, UnknownOutcomeError, OutsideWarehouseError) as error:
                         problems.append(error)
                     progress.advance(task)
             finally:

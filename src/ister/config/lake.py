@@ -34,6 +34,8 @@ FILE_IO = {
     "abfss": "org.apache.iceberg.azure.adlsv2.ADLSFileIO",
 }
 # PyIceberg's own reach no GCS without credentials, and no Azure at all unless adlfs is installed.
+# Of ister.lake.files: outside of this directory nothing is written or deleted.
+WAREHOUSE_ROOT = "ister.warehouse-root"
 STORE_FILES = "ister.lake.files.StoreFileIO"
 SCHEME_OF = {"s3": "s3", "gcs": "gs", "azblob": "abfss"}
 # No namespace has a dot in its name, so no object of a log lies below it.
@@ -84,8 +86,11 @@ def local_warehouse(config: Config) -> Path | None:
 
 def file_properties(config: Config) -> dict[str, str]:
     """Return how PyIceberg reaches data files, without secrets: fit to travel to executors."""
-    cloud, found = config.wal_cloud.cloud, {}
+    cloud = config.wal_cloud.cloud
+    found: dict[str, str | None] = {}
     match _files(config):
+        case "file" if (root := local_warehouse(config)) and config.storage.iceberg_config.catalog.type != "rest":
+            found = {WAREHOUSE_ROOT: str(root)}
         case "s3" if cloud.backend == "s3":
             found = {
                 "s3.endpoint": cloud.endpoint,

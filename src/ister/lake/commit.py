@@ -39,7 +39,7 @@ from ister.lake.errors import (
     TableMovedError,
     refusal,
 )
-from ister.lake.files import of_files
+from ister.lake.files import of_files, require_inside
 from ister.lake.parquet import data_file
 from ister.lake.snapshot import GRACE_MS, Stage, delete_all, is_superseded, wall_ms
 
@@ -163,7 +163,8 @@ class LakeTable:
         self.check()
 
     def check(self) -> None:
-        """Compare what it says of itself with its snapshots; TableMovedError when they differ."""
+        """Compare what it says of itself with its snapshots, and where it lies with the warehouse; TableMovedError."""
+        require_inside(self._table)
         current = self._table.current_snapshot()
         newest = None
         for snapshot in ancestors_of(current, self._table.metadata):

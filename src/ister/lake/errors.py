@@ -41,6 +41,25 @@ class TableMovedError(CorruptError):
         )
 
 
+class OutsideWarehouseError(TableMovedError):
+    """A table's files lie outside of the configured local warehouse, as in a data directory that was copied or moved."""
+
+    def __init__(self, table: str, place: str, warehouse: str) -> None:
+        self.place = place
+        self.warehouse = warehouse
+        super().__init__(table, f"{place} lies outside of the warehouse {warehouse}")
+
+    def __str__(self) -> str:
+        """Return what is wrong, why, and what to do next."""
+        return (
+            f"table {self.table} has files at {self.place}, outside of the configured warehouse {self.warehouse}: catalog.db "
+            "and Iceberg's metadata name files by absolute paths, so in a copied or moved data directory they are still the "
+            "original's, and nothing is written, expired or deleted there. Serve the directory from its original path. Or, "
+            "for a copy whose log and objects still hold every message, remove the copy's catalog.db and warehouse: the "
+            "pipeline then makes the tables anew"
+        )
+
+
 class LakeUnavailableError(BusyError):
     """The catalog or the warehouse cannot be reached, or does not answer; no snapshot was made."""
 

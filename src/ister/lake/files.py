@@ -2,6 +2,9 @@
 
 Iceberg's libraries sync nothing: after a power loss the catalog would point at metadata that is empty or gone. They also
 reach no GCS without credentials and no Azure whose address names the account.
+
+With a local warehouse, nothing is written or deleted outside of it: Iceberg names files by absolute paths, so the tables of
+a data directory that was copied lead to the original's files.
 """
 
 from __future__ import annotations
@@ -16,19 +19,24 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlparse
 
 from pyarrow.fs import FileSelector, GcsFileSystem
+from pyiceberg.catalog import WAREHOUSE_LOCATION
 from pyiceberg.io import ADLS_ACCOUNT_KEY, GCS_SERVICE_HOST, GCS_TOKEN, PY_IO_IMPL, load_file_io
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from ister.core.errors import InvalidConfigError
 from ister.core.upkeep import spelling
+from ister.lake.errors import OutsideWarehouseError
 from ister.ports.files import OsFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pyarrow.fs import FileSystem
-    from pyiceberg.io import FileIO, OutputStream
+    from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
+    from pyiceberg.table import Table
 
+ROOT = "ister.warehouse-root"
+"""Property of files: the local directory outside of which nothing is written or deleted."""
 SYNCED = "ister.lake.files.SyncedFileIO"
 GCS_ANONYMOUS = "gcs.anonymous"
 GCS_CREDENTIALS_PATH = "gcs.credentials-path"
@@ -36,7 +44,10 @@ GCS_CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 GCS_PATIENCE = timedelta(seconds=30)
 """How long a call to GCS is tried again; the library's own is a quarter of an hour, for which a tick would stand still."""
 
-_OF_FILES = ("s3.", "gcs.", "adls.", "client.", "hdfs.", PY_IO_IMPL)
+PATH_PROPERTIES = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
+"""Properties of a table that name directories for its files."""
+
+_OF_FILES = ("s3.", "gcs.", "adls.", "client.", "hdfs.", ROOT, PY_IO_IMPL)
 _FILES = OsFiles()  # remembers which directories are on disk
 
 
@@ -52,9 +63,9 @@ def is_local(location: str) -> bool:
 
 
 def open_io(properties: Mapping[str, str], location: str) -> FileIO:
-    """Return the files of a location, those that sync if it is local."""
+    """Return the files of a location, those that sync if it is local or must be."""
     chosen = dict(properties)
-    if is_local(location):
+    if is_local(location) or ROOT in chosen:
         chosen.setdefault(PY_IO_IMPL, SYNCED)
     return load_file_io(chosen, location)
 
@@ -62,6 +73,35 @@ def open_io(properties: Mapping[str, str], location: str) -> FileIO:
 def of_files(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties that files need, and none that opens a catalog."""
     return {key: str(value) for key, value in properties.items() if key.startswith(_OF_FILES)}
+
+
+def root_of(properties: Mapping[str, str]) -> str | None:
+    """Return the directory that holds every table of a catalog; None where that is a store or a service's business."""
+    if ROOT in properties:
+        return properties[ROOT]
+    warehouse = properties.get(WAREHOUSE_LOCATION)
+    if warehouse is None or not is_local(warehouse) or properties.get("type") == "rest":
+        return None
+    return spelling(warehouse)
+
+
+def is_inside(location: str, root: str) -> bool:
+    """Return True if a file or directory lies in a local directory; symbolic links in both paths are resolved."""
+    return is_local(location) and Path(spelling(location)).resolve().is_relative_to(Path(root).resolve())
+
+
+def require_inside(table: Table) -> None:
+    """Raise OutsideWarehouseError when a table's location or metadata lies outside of its catalog's local warehouse."""
+    root = root_of(table.catalog.properties)
+    if root is None:
+        return
+    metadata, properties = table.metadata, table.properties
+    files = [table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)]
+    files += [snapshot.manifest_list for snapshot in metadata.snapshots]
+    places = [metadata.location, *(properties[key] for key in PATH_PROPERTIES if key in properties)]
+    for place in dict.fromkeys([*places, *(file.rpartition("/")[0] for file in files)]):
+        if not is_inside(place, root):
+            raise OutsideWarehouseError(".".join(table.name()), place, root)
 
 
 def is_empty(files: FileIO, directory: str) -> bool:
@@ -104,14 +144,25 @@ def unreachable(files: FileIO, location: str) -> str:
 
 
 class SyncedFileIO(PyArrowFileIO):
-    """PyIceberg's files, where a local one is on disk once its stream is closed."""
+    """PyIceberg's files, where a local one is on disk once its stream is closed, and none outside of ROOT is changed."""
 
     def new_output(self, location: str) -> PyArrowFile:
         """Return a file to write."""
+        self._require_inside(location)
         plain = super().new_output(location)
         if not is_local(location):
             return plain
         return _SyncedFile(location, path=plain._path, fs=plain._filesystem)  # noqa: SLF001  # the library has no other way to ask
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Delete a file."""
+        self._require_inside(location if isinstance(location, str) else location.location)
+        super().delete(location)
+
+    def _require_inside(self, location: str) -> None:
+        root = self.properties.get(ROOT)
+        if root is not None and not is_inside(location, root):
+            raise OutsideWarehouseError("of this file", location, root)
 
 
 class StoreFileIO(SyncedFileIO):

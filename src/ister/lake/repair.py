@@ -47,8 +47,14 @@ from ister.core.tables import (
 from ister.core.upkeep import GRACE_MS_MAX, spelling
 from ister.lake.commit import LakeTable
 from ister.lake.deletes import deleted_of
-from ister.lake.errors import CommitConflictError, CommitUnknownError, LakeUnavailableError, TableMovedError
-from ister.lake.files import is_local, of_files, open_io, unreachable
+from ister.lake.errors import (
+    CommitConflictError,
+    CommitUnknownError,
+    LakeUnavailableError,
+    OutsideWarehouseError,
+    TableMovedError,
+)
+from ister.lake.files import is_inside, is_local, of_files, open_io, require_inside, root_of, unreachable
 from ister.lake.index import FileIndex
 from ister.lake.lane import OFFSETS, read_lane
 from ister.lake.schema import differs
@@ -221,6 +227,7 @@ def find_table(catalog: Catalog, topic: TopicName, generation: int) -> Table | N
         except Exception as error:
             raise LakeUnavailableError(".".join(name), "read", _said(error)) from error
         if is_of(table.properties, topic, generation):
+            require_inside(table)
             return table
     return None
 
@@ -233,11 +240,14 @@ def fallback_of(catalog: Catalog, topic: TopicName, generation: int) -> Fallback
         pointers = _pointers(catalog, name)
         if pointers is None or not is_local(pointers[0]):
             continue
+        if (root := root_of(catalog.properties)) is not None and not is_inside(pointers[0], root):
+            raise OutsideWarehouseError(".".join(name), pointers[0], root)
         _, reason = _read(catalog, name, pointers[0])
         if reason:
             for location in _older(*pointers):
                 table, _ = _read(catalog, name, location)
                 if table is not None and is_of(table.properties, topic, generation):
+                    require_inside(table)
                     return Fallback(table, pointers[0], reason)
     return None
 

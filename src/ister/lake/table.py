@@ -21,7 +21,7 @@ from ister.core.tables import EPOCH, GENERATION, TOPIC, UPTO, base_of, table_of,
 from ister.lake.catalog import open_catalog
 from ister.lake.commit import LakeTable
 from ister.lake.errors import LakeUnavailableError, TableMovedError
-from ister.lake.files import SYNCED, is_empty, is_local, of_files, open_io
+from ister.lake.files import ROOT, SYNCED, is_empty, is_local, of_files, open_io, require_inside, root_of
 from ister.lake.schema import METRICS, SCHEMA, SORTED_BY, SPEC, differs
 from ister.lake.snapshot import GRACE_MS, wall_ms
 
@@ -62,6 +62,8 @@ class Lake:
         self.catalog = catalog
         self._now_ms = now_ms
         self._grace_ms = grace_ms
+        if (root := root_of(catalog.properties)) is not None:
+            catalog.properties[ROOT] = root
         if is_local(catalog.properties.get(WAREHOUSE_LOCATION, "s3://")):
             catalog.properties.setdefault(PY_IO_IMPL, SYNCED)
 
@@ -124,6 +126,7 @@ class Lake:
                 continue
             holders[name] = table.properties.get(TOPIC, "")
             if holders[name] == str(topic) and table.properties.get(GENERATION) == str(generation):
+                require_inside(table)
                 return table
         if plain not in holders:
             return plain

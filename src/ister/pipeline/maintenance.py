@@ -35,7 +35,8 @@ from ister.core.upkeep import (
     spelling,
     to_compact,
 )
-from ister.lake.files import is_local, sync_path
+from ister.lake.errors import OutsideWarehouseError
+from ister.lake.files import PATH_PROPERTIES, is_inside, is_local, require_inside, root_of, sync_path
 from ister.lake.snapshot import lineage_of
 from ister.pipeline.session import MAINTENANCE, in_pool
 
@@ -144,7 +145,7 @@ class Upkeep:
             try:
                 for procedure in self.due(name):
                     yield self.run(name, procedure)
-            except (BusyError, NotFoundError, UnknownOutcomeError) as error:
+            except (BusyError, NotFoundError, UnknownOutcomeError, OutsideWarehouseError) as error:
                 yield error
 
     def due(self, name: str) -> list[Procedure]:
@@ -246,7 +247,8 @@ class Upkeep:
         )
 
     def _expire(self, name: str, *, dry_run: bool) -> Result:
-        rules, state = self._rules, state_of(self._load(name))
+        table = self._load(name)
+        rules, state = self._rules, state_of(table)
         ids = expirable(
             state.lineage,
             named=state.named,
@@ -256,6 +258,7 @@ class Upkeep:
         )
         if dry_run or not ids:
             return Result(name, Procedure.EXPIRE, dry_run, snapshots=len(ids))
+        _require_files_inside(table, ids)
         # By number alone: the age of a snapshot does not tell when its files left the table.
         [row] = self._call(
             name,
@@ -329,9 +332,11 @@ class Upkeep:
 
     def _load(self, name: str) -> Table:
         try:
-            return self._catalog.load_table(name)
+            table = self._catalog.load_table(name)
         except NoSuchTableError:
             raise NotFoundError(f"there is no table {name}; `ister pipeline status` lists what there is") from None
+        require_inside(table)
+        return table
 
     def _call(self, name: str, procedure: Procedure, call: str) -> list[Row]:
         with _explained(name, procedure):
@@ -364,7 +369,7 @@ def names_of(catalog: Catalog, below: Identifier = ()) -> Iterator[Identifier]:
 def places_of(table: Table) -> set[str]:
     """Return the directories in which a table has its files, spelt in one way."""
     properties = table.properties
-    named = [properties[key] for key in ("write.data.path", "write.metadata.path") if key in properties]
+    named = [properties[key] for key in PATH_PROPERTIES if key in properties]
     return {
         spelling(place).rstrip("/") for place in (table.location(), table.metadata_location.rpartition("/")[0], *named)
     }
@@ -400,6 +405,24 @@ def reachable(table: Table) -> Iterator[str]:
                 yield manifest.manifest_path
                 for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
                     yield entry.data_file.file_path
+
+
+def _require_files_inside(table: Table, snapshot_ids: Iterable[int]) -> None:
+    """Raise OutsideWarehouseError when expiring snapshots would delete a file outside of the local warehouse."""
+    root = root_of(table.catalog.properties)
+    if root is None:
+        return
+    seen: set[str] = set()
+    for snapshot_id in snapshot_ids:
+        snapshot = table.snapshot_by_id(snapshot_id)
+        for manifest in () if snapshot is None else snapshot.manifests(table.io):
+            files = [manifest.manifest_path]
+            if manifest.manifest_path not in seen:
+                files += [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)]
+            seen.add(manifest.manifest_path)
+            for directory in {file.rpartition("/")[0] for file in files}:
+                if not is_inside(directory, root):
+                    raise OutsideWarehouseError(".".join(table.name()), directory, root)
 
 
 def sync_written(location: str, since_s: float) -> int:
