@@ -21,9 +21,13 @@ class FakeBroker:
 
     def __init__(self, *answers, lake=True):
         self.answers = list(answers)
+        self.woken = []
         self.policies = json.dumps({"lake": lake})
 
-    def ask(self, _method, _request, _answer):
+    def ask(self, method, request, _answer):
+        if method.endswith("/WakePipeline"):
+            self.woken.append((request.topic, request.generation))
+            return pb.WakePipelineResponse()
         offsets = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         topic = pb.Topic(
             name=str(TOPIC), generation=1, dispatch=pb.DISPATCH_RELIABLE, policies=self.policies, offsets=offsets
@@ -113,7 +117,11 @@ def test_rows_that_only_the_table_has_are_never_cut(table, harm, offsets, dry_ru
 @pytest.mark.parametrize("offsets", [iceberg_offsets(log_start=0), iceberg_offsets(log_start=25, cloud=(0, 25))])
 def test_rows_that_log_and_objects_hold_together_are_cut_and_appended_again(table, harm, offsets):
     harm(table)
-    cut = mended(table, FakeBroker(offsets)).cuts[0]
+    broker = FakeBroker(offsets)
+    assert mended(table, broker, dry_run=True).cuts
+    assert broker.woken == []
+    cut = mended(table, broker).cuts[0]
+    assert broker.woken == [(str(TOPIC), 1)], "K2"
     table.refresh()
     assert table.upto(0) == cut.keep < 4
     append(table, 30 - cut.keep)

@@ -324,6 +324,26 @@ def test_a_pipeline_that_is_at_work_is_known_by_its_watch(tmp_path):
     run(story())
 
 
+def test_the_owner_is_woken_to_look_at_a_table_that_someone_else_has_changed(tmp_path):
+    """K2."""
+
+    async def story():
+        async with AdminWorld(tmp_path).asker() as asker:
+            await asker.fill(T, 3)
+            await asker.storage("RequestSync", topic=T)
+            epoch = (await asker.storage("RegisterPipeline", name="p")).epoch
+            await asker.storage("ReportUpto", topic=T, generation=1, epoch=epoch, upto=3)
+            await asker.storage("WakePipeline", topic=T, generation=1)
+            async with aclosing(asker.watch(epoch=epoch)) as watch:
+                assert await anext(watch) == pb.Wakeup(topic=T, generation=1, upto=3)
+            with refused(StatusCode.FAILED_PRECONDITION, "generation"):
+                await asker.storage("WakePipeline", topic=T, generation=2)
+            with refused(StatusCode.NOT_FOUND, "nobody"):
+                await asker.storage("WakePipeline", topic="/default/nobody")
+
+    run(story())
+
+
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\0b"])
 def test_a_pipeline_has_a_name_for_people(tmp_path, name):
     async def story():

@@ -43,6 +43,7 @@ class V1Storage:
                     Unary("RequestSync", self.request_sync, pb.RequestSyncRequest, pb.RequestSyncResponse),
                     Unary("RequestUpload", self.request_upload, pb.RequestUploadRequest, pb.RequestUploadResponse),
                     ServerStream("WatchWakeups", self.watch_wakeups, pb.WatchWakeupsRequest, pb.Wakeup),
+                    Unary("WakePipeline", self.wake_pipeline, pb.WakePipelineRequest, pb.WakePipelineResponse),
                     Unary(
                         "RegisterPipeline",
                         self.register_pipeline,
@@ -130,6 +131,13 @@ class V1Storage:
         async with aclosing(pipelines.wakeups.watch()) as wakeups:
             async for topic, generation, upto in wakeups:
                 yield pb.Wakeup(topic=topic, generation=generation, upto=upto)
+
+    async def wake_pipeline(self, request: pb.WakePipelineRequest) -> pb.WakePipelineResponse:
+        """Wake the owner as a producer does that waits for what the table is said to hold already: it looks again."""
+        topic, _ = self._stored(request.topic, request.generation)
+        pipelines = self._broker.pipelines
+        pipelines.wakeups.wake(str(topic.name), topic.generation, pipelines.upto(topic.name, topic.generation) or 0)
+        return pb.WakePipelineResponse()
 
     async def register_pipeline(self, request: pb.RegisterPipelineRequest) -> pb.RegisterPipelineResponse:
         """Make a pipeline the owner, or let the owner go on with a higher epoch."""

@@ -191,6 +191,7 @@ def repair(
             notice(f"ister: {error}")
             continue
         _check(catalog, base, generation)
+        _wake(broker, stored)
         return report
     raise CommitConflictError(str(base), TRIES, "stop the pipeline first")
 
@@ -237,6 +238,17 @@ def _provable(broker: Remote, base: TopicName, diagnosis: Diagnosis) -> _Stored:
     if lost := list(losses(diagnosis.cuts, stored.served, diagnosis.ends)):
         raise RepairRefusedError(".".join(diagnosis.table.name()), lost)
     return stored
+
+
+def _wake(broker: Remote, stored: _Stored) -> None:
+    """Have the pipeline look at the table at once; without that it does so after a few micro-batches."""
+    for topic in stored.topics:
+        request = pb.WakePipelineRequest(topic=topic.name, generation=topic.generation)
+        try:
+            broker.ask("/ister.v1.Storage/WakePipeline", request, pb.WakePipelineResponse)
+        except IsterError as error:
+            notice(f"ister: the pipeline could not be woken ({error}); it looks at the table again by itself")
+            return
 
 
 def _check(catalog: Catalog, base: TopicName, generation: int) -> None:

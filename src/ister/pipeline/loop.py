@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import grpc
@@ -17,11 +18,12 @@ from ister.pipeline.job import SparkGoneError
 from ister.pipeline.task import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ister.core.ticks import Pace
     from ister.pipeline.client import BrokerClient
     from ister.pipeline.writer import Tick, TopicWriter
+    from ister.rpc import ister_v1_pb2 as pb
 
 log = structlog.get_logger()
 
@@ -39,6 +41,7 @@ class Wanted:
         self._broker = broker
         self._epoch = epoch
         self._upto: dict[tuple[str, int], int] = {}
+        self._arrived: SimpleQueue[pb.Wakeup] = SimpleQueue()
         self._thread = threading.Thread(target=self._listen, name="ister-wakeups", daemon=True)
 
     def start(self) -> None:
@@ -48,6 +51,11 @@ class Wanted:
     def of(self, topic: str, generation: int) -> int:
         """Return below which offset someone wants a topic to be in its table."""
         return self._upto.get((topic, generation), 0)
+
+    def arrived(self) -> Iterator[pb.Wakeup]:
+        """Return the wakeups that came since the last call."""
+        while not self._arrived.empty():
+            yield self._arrived.get()
 
     def _listen(self) -> None:
         """Listen until the channel is closed; a broker that went away is asked again after a second."""
@@ -59,6 +67,7 @@ class Wanted:
         try:
             for wakeup in self._broker.wakeups(self._epoch):
                 self._upto[wakeup.topic, wakeup.generation] = wakeup.upto
+                self._arrived.put(wakeup)
                 self.ring.set()
         except BrokerRefusedError as error:
             if error.code is grpc.StatusCode.FAILED_PRECONDITION:
@@ -145,4 +154,6 @@ class Loop:
             if left_s <= 0:
                 return
             wanted.ring.wait(min(left_s, self._pace.least_s))
+            for wakeup in wanted.arrived():
+                self._writer.recheck(wakeup.topic, wakeup.generation, wakeup.upto)
             self._writer.look()

@@ -18,6 +18,7 @@ import structlog
 from ister.core.errors import FencedError, IsterError
 from ister.core.splits import SPLIT_BYTES
 from ister.core.ticks import TICK_BYTES, cores_for, splits_each
+from ister.lake.errors import LakeUnavailableError
 from ister.lake.evolve import DECODE_ERROR
 from ister.lake.files import open_io
 from ister.pipeline.client import BrokerRefusedError, BrokerUnavailableError, frames_start
@@ -44,6 +45,8 @@ log = structlog.get_logger()
 ASKS = 8
 """How many questions to the broker are under way at once."""
 COMMITS = 4
+REFRESH_EVERY = 6
+"""In so many micro-batches each table that nothing is committed to is read again: others may have changed it."""
 EPOCHS_MAX = 8
 """How often a start may find tables of a higher epoch than the one that it was given."""
 
@@ -134,6 +137,8 @@ class TopicWriter:
         self._lake = lake
         self._settings = settings
         self._tables: dict[tuple[TopicName, int], LakeTable] = {}
+        self._stale: set[tuple[TopicName, int]] = set()
+        self._ticks = 0
         self._ahead: list[TableAheadError] = []
         self._tries: list[Try] = []
         self._tick_bytes = TICK_BYTES
@@ -193,13 +198,42 @@ class TopicWriter:
         wanted = {progress.place.table for progress in self.topics.values()}
         for key in self._tables.keys() - wanted:
             del self._tables[key]
-        missing = [key for key in sorted(wanted) if key not in self._tables]
         self._ahead.clear()
+        self._refresh()
+        missing = [key for key in sorted(wanted) if key not in self._tables]
         problems = dict(self._each(self._committing, self._open_table, missing))
         if self._ahead:
             raise max(self._ahead, key=lambda error: error.held)
         for topic in found:
             self._judge(self.topics[topic.name], topic, problems)
+
+    def recheck(self, name: str, generation: int, upto: int) -> None:
+        """Have the next look read a topic's table again, when someone waits for what we believe is in it."""
+        progress = self.topics.get(name)
+        if progress is not None and progress.place.generation == generation and upto <= progress.upto:
+            self._stale.add(progress.place.table)
+
+    def _refresh(self) -> None:
+        """Read the tables again that others may have changed: what was dropped or is not as it was left is opened anew."""
+        stale = sorted(self._stale & self._tables.keys())
+        self._stale.clear()
+        for key, _ in self._each(self._committing, self._refresh_table, stale):
+            del self._tables[key]
+
+    def _refresh_table(self, key: tuple[TopicName, int]) -> None:
+        table, before = self._tables[key], self._tables[key].held.upto
+        try:
+            table.refresh()
+        except LakeUnavailableError as error:
+            log.warning("table_not_read", table=".".join(table.identifier), cause=str(error))
+            return
+        table.check_surplus()
+        if table.held.epoch > self.epoch:
+            self._ahead.append(TableAheadError(".".join(table.identifier), self.epoch, table.held.epoch))
+        if any(upto > table.upto(partition) for partition, upto in before.items()):
+            log.warning(
+                "table_went_back", table=".".join(table.identifier), before=str(before), upto=str(table.held.upto)
+            )
 
     def _open_table(self, key: tuple[TopicName, int]) -> None:
         table = self._lake.table(*key)
@@ -218,6 +252,7 @@ class TopicWriter:
             progress.unfit = problems.get(progress.place.table, "its table could not be opened")
             return
         progress.upto = upto = table.upto(progress.place.partition)
+        progress.saw(topic.offsets.next, self.now())  # a table that went back has something to wait for again
         if upto > topic.offsets.next:
             progress.unfit = (
                 f"the table holds offsets up to {upto}, the log ends at {topic.offsets.next}: "
@@ -244,6 +279,10 @@ class TopicWriter:
     def tick(self) -> Tick:
         """Carry what is in the logs now to the tables."""
         began = time.monotonic()
+        self._ticks += 1
+        busy = {one.place.table for one in self.topics.values() if one.is_ready(self.now())}
+        idle = sorted(self._tables.keys() - busy)
+        self._stale.update(idle[self._ticks % REFRESH_EVERY :: REFRESH_EVERY])
         self.look()
         now = self.now()
         ready = [one for one in self.topics.values() if one.is_ready(now)]

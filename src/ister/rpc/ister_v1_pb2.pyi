@@ -258,6 +258,18 @@ class Wakeup(_message.Message):
     upto: int
     def __init__(self, topic: _Optional[str] = ..., generation: _Optional[int] = ..., upto: _Optional[int] = ...) -> None: ...
 
+class WakePipelineRequest(_message.Message):
+    __slots__ = ("topic", "generation")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    generation: int
+    def __init__(self, topic: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class WakePipelineResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class RegisterPipelineRequest(_message.Message):
     __slots__ = ("name", "least_epoch", "owner_epoch")
     NAME_FIELD_NUMBER: _ClassVar[int]
