@@ -216,7 +216,7 @@ VALUES = {
     "broker.keepalive_interval_ms": [1, 999, 1000],
     "broker.message_bytes_max": [1024, 63 * 1024 * 1024],
     "wal_cloud.wal.dir": ["wal", "file", "file/wal", "directory", "/dev/null", "a b", "'~x'"],
-    "wal_cloud.wal.file_name": ["wal.log", "a.b", "a b.log", "wal-1.log", "..log"],
+    "wal_cloud.wal.file_name": ["wal.log", "a.b", "wal.tmp", "wal.aside", "a b.log", "wal-1.log", "..log", "x.json"],
     "wal_cloud.wal.sync_mode": ["always", "periodic", "none"],
     "wal_cloud.wal.rotation.max_bytes": [4096, 1 << 40],
     "wal_cloud.wal.rotation.max_hours": ["none", 0.0001, 87600],
