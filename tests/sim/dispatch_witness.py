@@ -438,7 +438,7 @@ class Witness:
                   "blocked": ledger.blocked, "dead": ledger.dead}  # fmt: skip
         for state, place in places.items():
             assert sorted(place) == sorted(n.offset for n in self.in_state(state)), f"what is {state}"
-        assert (machine.unacked, machine.waiting) == (len(ledger.out), len(ledger.waiting))
+        assert (machine.unacked, machine.waiting) == (len(ledger.out), len(self.notes) - len(ledger.out))
         assert machine.blocked == bool(self.in_state("blocked"))
         sizes = {state: sum(note.size for note in self.in_state(state)) for state in places}
         assert ledger._waiting_bytes == sizes["waiting"]

@@ -59,6 +59,7 @@ class FakeLog:
 class FakeDispatch:
     unacked: int = 4
     waiting: int = 6
+    skipped: int = 3
     redelivered: int = 8
     blocked: bool = False
 

@@ -4,9 +4,13 @@ import asyncio
 
 import pytest
 from admin_parts import AdminWorld
-from broker_parts import EXCLUSIVE, FAILOVER, SHARED, BrokerWorld, until
+from broker_parts import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, BrokerWorld, until
 from cloud_parts import named, told
 
+from ister.broker.validation import Validation
+from ister.core.errors import OffsetOutOfRangeError
+from ister.core.message import MsgID, StreamMessage
+from ister.core.schemas import TopicSchema
 from ister.rpc import danube_admin_pb2 as pb
 
 T = "/default/t"
@@ -87,5 +91,88 @@ def test_another_type_is_told(tmp_path, reliable):
                 await client.subscribe(T, kind=EXCLUSIVE)
                 await client.subscribe(T, kind=SHARED)
             assert fields(events, "subscription_type_changed") == [PLACE | {"before": "EXCLUSIVE", "type": "SHARED"}]
+
+    asyncio.run(act())
+
+
+def test_messages_that_no_filter_takes_are_counted_and_told_once_in_a_while(tmp_path):
+    """J13."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            producer = await client.producer(T)
+            consumer = await client.subscribe(T, kind=KEY_SHARED, filters=["eu-*"])
+            subscription = client.broker.topics[T].subscriptions["s"]
+            with told() as events:
+                async with client.receive(consumer) as stream:
+                    for number in range(3):
+                        await client.send(T, producer, b"%d" % number, routing_key="us-1")
+                        await until(lambda count=number + 1: subscription.cursor == count)
+                    await client.send(T, producer, b"mine", routing_key="eu-1")
+                    assert [message.payload for message in await stream.take(1)] == [b"mine"]
+            assert fields(events, "messages_skipped") == [PLACE | {"log_level": "warning", "count": 1}]
+            assert subscription.dispatch.skipped == 3
+
+    asyncio.run(act())
+
+
+class ExpiringLog:
+    """A reader that gives ten messages, and then finds that retention has deleted up to 200."""
+
+    def __init__(self):
+        self.next_offset, self.expire = 0, asyncio.Event()
+
+    async def read(self):
+        if self.next_offset == 10:
+            await self.expire.wait()
+            raise OffsetOutOfRangeError(10, 200, 300)
+        self.next_offset = 10
+        return [StreamMessage(b"%d" % at, MsgID(1, T, "b", at), producer_name="p") for at in range(10)]
+
+
+def test_messages_that_retention_took_are_told_with_all_that_were_not_acknowledged(tmp_path, monkeypatch):
+    """J13."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker(max_unacked_messages=4) as client:
+            await client.producer(T)
+            consumer = await client.subscribe(T)
+            topic = client.broker.topics[T]
+            reader, go_on = ExpiringLog(), asyncio.Event()
+
+            async def read_from(offset):
+                if offset >= 200:
+                    go_on.set()
+                    await asyncio.Event().wait()
+                return reader
+
+            monkeypatch.setattr(topic, "read_from", read_from)
+            monkeypatch.setattr(type(topic), "start_offset", 200)
+            with told() as events:
+                async with client.receive(consumer) as stream:
+                    first, second, *_ = await stream.take(4)
+                    await client.ack(first)
+                    await client.ack(second)
+                    reader.expire.set()
+                    await go_on.wait()
+            [event] = fields(events, "messages_expired")
+            assert (event["start"], event["stop"], event["count"]) == (2, 200, 198)
+
+    asyncio.run(act())
+
+
+def test_a_deleted_topic_leaves_no_counts_of_its_schema(tmp_path):
+    """J13."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            await client.producer(T)
+            validation = client.producing._validation
+            assert isinstance(validation, Validation)
+            await validation.check(T, TopicSchema("subject"), StreamMessage(b"x"))
+            assert validation.counters.checked
+            await client.broker.delete_topic(client.broker.topics[T].name)
+            assert not validation.counters.checked
+            assert not validation.counters.failed
 
     asyncio.run(act())

@@ -298,6 +298,22 @@ def dead(kind=EXCLUSIVE):
     return dispatch
 
 
+@pytest.mark.parametrize("poison", [Poison.BLOCK, Poison.DEAD_LETTER])
+def test_what_is_due_again_blocked_or_dead_counts_as_waiting(poison):
+    """J13."""
+    dispatch = machine(EXCLUSIVE, fed=10, max_redelivery_count=1, base_redelivery_delay_ms=1000, poison=poison)
+    take(dispatch)
+    for offset in range(10):
+        dispatch.nack(offset, 0, "", T0)
+    assert (dispatch.waiting, dispatch.unacked) == (10, 0), "all are due again in a second"
+    dispatch.tick(T0 + 1)
+    take(dispatch)
+    assert (dispatch.waiting, dispatch.unacked) == (0, 10)
+    for offset in range(5):
+        dispatch.nack(offset, 0, "", T0 + 1)
+    assert (dispatch.waiting, dispatch.unacked) == (5, 5)
+
+
 def test_a_dead_letter_is_finished_only_when_its_copy_is_stored():
     dispatch = dead()
     assert letters(dispatch) == [0]

@@ -44,7 +44,7 @@ from ister.ports.clock import SystemClock
 from ister.storage.lake_factory import LakeStorageFactory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from ister.broker.schema_store import SchemaStore
     from ister.broker.settings import BrokerSettings
@@ -87,6 +87,8 @@ class Broker:
         self.namespaces: dict[str, NamespaceRecord] = {}
         self.consumers: dict[int, tuple[Topic, Subscription, Consumer]] = {}
         self.draining = False
+        self.when_forgotten: list[Callable[[str], None]] = []
+        """Called with the name of each topic that is hosted no more."""
         self.factory = factory
         self.records = records
         self.pipelines = Pipelines(records)
@@ -360,6 +362,8 @@ class Broker:
         """Host a topic no more."""
         self._forget_consumers_of(topic)
         self.topics.pop(topic.text, None)
+        for forget in self.when_forgotten:
+            forget(topic.text)
         partition = partition_of(topic.name)
         if partition is not None:
             del self._partitions[partition[0]][partition[1]]

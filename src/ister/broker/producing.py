@@ -43,6 +43,7 @@ class Producing:
         self._sent = 0
         self._broker = broker
         self._validation = validation
+        broker.when_forgotten.append(validation.forget)
 
     def service(self) -> Service:
         """Describe the service."""

@@ -29,6 +29,8 @@ log = structlog.get_logger()
 
 RETRY_S = 1.0
 """How long a read that failed for now is left alone."""
+SKIPPED_LOG_S = 60.0
+"""How often at most it is logged that messages are skipped."""
 LETTER_CAUSES_MAX = 16
 """How many causes for which dead letters wait are logged, until one is stored."""
 
@@ -86,6 +88,8 @@ class ReliableSubscription:
         self._ahead_at = 0
         self._hungry: asyncio.Future[None] | None = None
         self._blocked = False
+        self._skipped = 0
+        self._log_skipped_at = 0.0
         self._reading: asyncio.Task[None] | None = None
         self._letters: set[asyncio.Task[None]] = set()
         self._letter_causes: set[str] = set()
@@ -311,9 +315,19 @@ class ReliableSubscription:
         self._start_letters(dispatch.take_dead_letters())
         if dispatch.blocked != self._blocked:
             self._tell_blocked(dispatch)
+        if dispatch.skipped != self._skipped:
+            self._log_skipped(dispatch)
         due = dispatch.due
         if due is not None and self._reading is not None:
             self._alarm_at(due)
+
+    def _log_skipped(self, dispatch: Dispatch) -> None:
+        """Log that messages are skipped, which no filter takes; not each time, and with how many so far."""
+        before, self._skipped = self._skipped, dispatch.skipped
+        now = self._loop.time()
+        if dispatch.skipped > before and now >= self._log_skipped_at:
+            self._log_skipped_at = now + SKIPPED_LOG_S
+            log.warning("messages_skipped", topic=self._home.text, subscription=self.name, count=dispatch.skipped)
 
     def _tell_blocked(self, dispatch: Dispatch) -> None:
         self._blocked = dispatch.blocked
@@ -369,8 +383,9 @@ class ReliableSubscription:
                 if start <= dispatch.next_offset:
                     self._fail(error)
                     return
+                count = start - dispatch.next_offset + dispatch.unacked + dispatch.waiting
                 log.warning("messages_expired", topic=self._home.text, subscription=self.name,
-                            start=dispatch.next_offset, stop=start)  # fmt: skip
+                            start=dispatch.cursor, stop=start, count=count)  # fmt: skip
                 dispatch.skip_to(start, self._loop.time())
                 self._home.cursor_moved()
                 self._settle()

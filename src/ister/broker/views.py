@@ -226,7 +226,12 @@ class DispatchView(Protocol):
 
     @property
     def waiting(self) -> int:
-        """Messages taken from the log and not delivered yet, those due again included."""
+        """Messages taken from the log and with no consumer, those due again, blocked or dead included."""
+        ...
+
+    @property
+    def skipped(self) -> int:
+        """Messages that no registered consumer's filters take."""
         ...
 
     @property

@@ -316,8 +316,8 @@ class Dispatch:
 
     @property
     def waiting(self) -> int:
-        """How many messages were read and not delivered yet."""
-        return len(self._ledger.waiting)
+        """How many messages were read and are with no consumer: those that are due again, blocked or dead included."""
+        return len(self._ledger.waiting) + self._ledger.kept
 
     @property
     def active(self) -> int | None:

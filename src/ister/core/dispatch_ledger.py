@@ -71,10 +71,14 @@ class Ledger:
         self._waiting_bytes = self._out_bytes = self._kept_bytes = 0  # kept: retry, blocked and dead
 
     @property
+    def kept(self) -> int:
+        """How many messages were handed out before and are with no consumer now."""
+        return len(self.retry) + len(self.blocked) + len(self.dead)
+
+    @property
     def full(self) -> bool:
         """Whether so much waits for a delivery that nothing more should be read."""
-        kept = len(self.retry) + len(self.blocked) + len(self.dead)
-        return kept >= WAITING_MAX or self._kept_bytes >= BYTES_MAX or self._waiting_bytes >= BYTES_MAX
+        return self.kept >= WAITING_MAX or self._kept_bytes >= BYTES_MAX or self._waiting_bytes >= BYTES_MAX
 
     def feed(self, messages: Sequence[StreamMessage]) -> None:
         """Take the next messages. ValueError when one of them is not the next, and then none is taken."""
