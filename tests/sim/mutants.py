@@ -63,8 +63,8 @@ MUTANTS = [
         "claims what was written during the sync",
         Wal,
         "_sync_done",
-        "self._synced_up_to(target.offset,",
-        "self._synced_up_to(self._next,",
+        "self._synced_up_to(target.offset)",
+        "self._synced_up_to(self._next)",
     ),
     Mutant(
         "retries a failed sync",

@@ -47,6 +47,11 @@ def test_s16_no_pickle_eval_or_shell_touches_data():
     assert [path for path in SOURCES if forbidden.search(path.read_text())] == []
 
 
+def test_nothing_waits_with_wait_for():
+    """I6: in Python 3.11 it swallows a cancellation that comes as its future is done; `asyncio.timeout` does not."""
+    assert [path for path in SOURCES if re.search(r"\bwait_for\(", path.read_text())] == []
+
+
 def test_the_lock_holds_names_versions_and_hashes_and_no_addresses():
     lock = (ROOT / "requirements.lock").read_text()
     assert "://" not in lock

@@ -125,7 +125,8 @@ class Pipelines:
             return
         self.wakeups.wake(str(topic), generation, upto)
         try:
-            await asyncio.wait_for(progress.wait(upto), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await progress.wait(upto)
         except TimeoutError:
             raise NotInLakeError(str(topic), upto, f"it took longer than {timeout_s:g} s") from None
         if progress.value < upto:

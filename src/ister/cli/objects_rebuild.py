@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ister import config as settings
@@ -33,14 +32,14 @@ from ister.core.errors import (
 )
 from ister.core.names import TopicName
 from ister.core.segment import Descriptor, describe, object_key, parse_key, topic_prefix
-from ister.ports.objects.checked import read_checked
+from ister.ports.objects.checked import read_whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from ister.config import Config
     from ister.ports.metadata import Metadata
-    from ister.ports.objects import CloudStore
+    from ister.ports.objects import CloudStore, ObjectInfo
 
 NAMED_MAX = 3
 
@@ -310,9 +309,8 @@ def _judge(topic: TopicRebuild, chain: Chain, damaged: dict[Piece, CorruptError]
 
 async def _describe(store: CloudStore, piece: Piece) -> bytes:
     """Read an object whole; returns its description, in the compact form that metadata keeps."""
-    info = await store.stat(piece.key)
-    if info is None:
-        raise MissingObjectError(piece.key, store.name)
-    check = partial(describe, key=piece.key, name=piece.name, epoch=0, etag=info.etag)
-    found = await read_checked(store, piece.key, 0, info.size, etag=info.etag, check=check)
-    return found.dump()
+
+    def described(info: ObjectInfo, data: bytes) -> Descriptor:
+        return describe(data, piece.key, piece.name, epoch=0, etag=info.etag)
+
+    return (await read_whole(store, piece.key, check=described)).dump()

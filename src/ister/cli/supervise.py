@@ -90,7 +90,8 @@ class PipelineChild:
         if self._process is not None and self._process.returncode is None:
             try:
                 left_s = self._told_at + self._grace_s - asyncio.get_running_loop().time()
-                await asyncio.wait_for(self._process.wait(), max(0.0, left_s))
+                async with asyncio.timeout(max(0.0, left_s)):
+                    await self._process.wait()
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()

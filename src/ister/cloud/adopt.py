@@ -16,7 +16,7 @@ from ister.core.columns import scan_run, strip_markers
 from ister.core.errors import CorruptObjectError, MissingObjectError, MissingSpanError
 from ister.core.offsets import StartPosition
 from ister.core.segment import describe, generation_prefix, parse_key
-from ister.ports.objects.checked import read_checked
+from ister.ports.objects.checked import read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -110,17 +110,14 @@ async def _confirmed(
     Whatever relies on an object that this process did not put, or whose put did not succeed, asks this first: what was read
     may be in the page cache only. CorruptObjectError when its frames are not whole.
     """
-    info = await store.stat(key)
-    if info is None:
-        return None  # gone again: whoever owns that name is not us
 
-    def described(data: bytes) -> tuple[bytes, Descriptor]:
+    def described(info: ObjectInfo, data: bytes) -> tuple[bytes, Descriptor]:
         return data, describe(data, key, name, epoch=epoch, etag=info.etag)
 
     try:
-        data, descriptor = await read_checked(store, key, 0, info.size, etag=info.etag, check=described)
+        data, descriptor = await read_whole(store, key, check=described)
     except MissingObjectError:
-        return None
+        return None  # gone again: whoever owns that name is not us
     if not await is_same(data):
         return None
     await store.make_durable(key, data)

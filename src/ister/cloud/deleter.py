@@ -10,11 +10,11 @@ from zlib import crc32
 import structlog
 
 from ister.cloud.proof import sweep_orphans
-from ister.core.errors import InvalidConfigError, IsterError
+from ister.core.errors import BusyError, InvalidConfigError, IsterError
 from ister.core.retain import overdue_below, proven_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ister.cloud.catalog import ObjectCatalog
     from ister.cloud.log import PrunableLog
@@ -59,6 +59,25 @@ def first_check_s(topic: str, interval_s: float) -> float:
     return interval_s * crc32(topic.encode()) / (1 << 32)
 
 
+async def check_periodically(
+    topic: str, interval_s: float, check: Callable[[], Awaitable[object]], report: Callable[[IsterError | None], None]
+) -> None:
+    """Run `check` once per interval until cancelled; whatever it raises is reported, and it runs again."""
+    await asyncio.sleep(first_check_s(topic, interval_s))
+    while True:
+        try:
+            await check()
+        except IsterError as error:
+            report(error)
+        except Exception as error:
+            # A defect of ours: without this, the task would end and nobody would know.
+            log.exception("task_failed", topic=topic, task=getattr(check, "__qualname__", ""))
+            report(BusyError(f"unexpected {type(error).__name__}: {error}"))
+        else:
+            report(None)
+        await asyncio.sleep(interval_s)
+
+
 class Deleter:
     """One topic's deleter; `run` as a task, or `tick` by hand.
 
@@ -90,17 +109,16 @@ class Deleter:
 
     async def run(self) -> None:
         """Check again and again until cancelled."""
-        await asyncio.sleep(first_check_s(str(self._catalog.topic), self._retention.check_interval_s))
-        while True:
-            try:
-                await self.tick()
-                await self.sweep()
-            except IsterError as error:
-                self.problem = error
-                log.warning("prune_failed", topic=str(self._catalog.topic), cause=str(error))
-            else:
-                self.problem = None
-            await asyncio.sleep(self._retention.check_interval_s)
+        await check_periodically(str(self._catalog.topic), self._retention.check_interval_s, self._check, self._report)
+
+    async def _check(self) -> None:
+        await self.tick()
+        await self.sweep()
+
+    def _report(self, error: IsterError | None) -> None:
+        self.problem = error
+        if error is not None:
+            log.warning("prune_failed", topic=str(self._catalog.topic), cause=str(error))
 
     async def tick(self) -> int:
         """Prune what may go; returns the oldest offset that is left in the log."""

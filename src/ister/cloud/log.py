@@ -41,8 +41,8 @@ class SyncedLog(Protocol):
         ...
 
     @property
-    def synced_bytes(self) -> Progress:
-        """How many bytes of messages were appended and synced since the log was opened."""
+    def append_progress(self) -> Progress:
+        """How many bytes of messages were appended since the log was opened."""
         ...
 
     async def wait_beyond(self, offset: int) -> None:

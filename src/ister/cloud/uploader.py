@@ -22,6 +22,7 @@ from ister.core.errors import (
     BusyError,
     CorruptError,
     CorruptLogError,
+    CorruptObjectError,
     FencedError,
     ForeignObjectError,
     InvalidConfigError,
@@ -31,6 +32,7 @@ from ister.core.errors import (
     ObjectExistsError,
     UnknownOutcomeError,
 )
+from ister.core.retry import backoff_s
 from ister.core.segment import (
     OBJECT_BYTES,
     ObjectName,
@@ -59,6 +61,8 @@ HURRY_S = 0.1
 """The least time between the starts of two cycles when someone waits for level cloud: together they share an object."""
 RETRY_S = 1.0
 RETRY_MAX_S = 60.0
+EQUAL_ANSWERS = 5
+"""How often, with back-off, a store must say that an object of ours is damaged or another's before uploads stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +142,8 @@ class Uploader:
         self._wake = asyncio.Event()
         self._cycle_lock = asyncio.Lock()
         self._failures = 0
+        self._equal_answers = 0
+        self._last_answer = ""
         self._waiting = 0
         self._taken_bytes = 0
 
@@ -145,6 +151,11 @@ class Uploader:
     def topic(self) -> str:
         """Whose log it carries."""
         return str(self._catalog.topic)
+
+    @property
+    def lasting_problem(self) -> IsterError | None:
+        """What keeps uploads from going on until a person acts."""
+        return self.problem if self.stopped else None
 
     # --- where to go on -----------------------------------------------------------------------------------------------
 
@@ -205,7 +216,8 @@ class Uploader:
         self.hurry()
         self._waiting += 1
         try:
-            await asyncio.wait_for(self.uploaded.wait(offset), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self.uploaded.wait(offset)
         except TimeoutError:
             cause = str(self.problem) if self.problem else f"it took longer than {timeout_s:g} s"
             raise NotInCloudError(self.topic, offset, cause) from None
@@ -240,18 +252,38 @@ class Uploader:
         try:
             await self._cycle()
         except (CorruptError, FencedError) as error:
+            if self._may_pass(error):
+                self._failed(error)
+                return
             self.problem, self.stopped = error, True
             self.failed_cycles += 1
             self.uploaded.end()
             log.error("upload_stopped", topic=self.topic, offset=self.uploaded.value, cause=str(error))  # noqa: TRY400  # an alarm for people: the sentence says it all
         except IsterError as error:
-            self._failures += 1
-            self.failed_cycles += 1
-            self.problem = error
-            log.warning("upload_failed", topic=self.topic, tries=self._failures, cause=str(error))
+            self._failed(error)
+        except Exception as error:
+            # A defect of ours: without this, the task would end and nobody would know.
+            self._failed(BusyError(f"unexpected {type(error).__name__}: {error}"))
+            log.exception("task_failed", topic=self.topic, task="uploader")
         else:
-            self._failures = 0
+            self._failures = self._equal_answers = 0
+            self._last_answer = ""
             self.problem = None
+
+    def _failed(self, error: IsterError) -> None:
+        """Note a cycle that is tried again."""
+        self._failures += 1
+        self.failed_cycles += 1
+        self.problem = error
+        log.warning("upload_failed", topic=self.topic, tries=self._failures, cause=str(error))
+
+    def _may_pass(self, error: IsterError) -> bool:
+        """Return True for an error of an object that the store has not repeated often enough: one answer proves nothing."""
+        if not isinstance(error, CorruptObjectError | ForeignObjectError):
+            return False
+        self._equal_answers = self._equal_answers + 1 if str(error) == self._last_answer else 1
+        self._last_answer = str(error)
+        return self._equal_answers < EQUAL_ANSWERS
 
     async def _pause(self, began: float) -> None:
         """Wait until the next cycle is due: time, bytes, someone who waits, or another try.
@@ -262,15 +294,17 @@ class Uploader:
             return
         loop = asyncio.get_running_loop()
         if self._failures:
-            retry_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
-            await self._back_off(loop.time() + min(retry_s, self._options.interval_s), began + RETRY_S)
+            retry_s = backoff_s(self._failures, RETRY_MAX_S, RETRY_S) * (0.5 + self._jitter() / 2)
+            until = loop.time() + min(retry_s, self._options.interval_s)
+            # Answers that follow each other at once would not be independent.
+            await self._back_off(until, until if self._equal_answers else began + RETRY_S)
             return
         if self._waiting and self.uploaded.value < self._log.next_offset:
             self._wake.set()
         if self.uploaded.value >= self._log.next_offset:
             await self._wait_for(self._log.wait_beyond(self.uploaded.value))
         enough = self._taken_bytes + self._options.object_bytes
-        await self._wait_for(self._log.synced_bytes.wait(enough), self._options.interval_s)
+        await self._wait_for(self._log.append_progress.wait(enough), self._options.interval_s)
         if self._wake.is_set():
             await asyncio.sleep(max(0.0, began + HURRY_S - loop.time()))
 
@@ -288,7 +322,8 @@ class Uploader:
         loop = asyncio.get_running_loop()
         if not self._waiting:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), until - loop.time())
+                async with asyncio.timeout(until - loop.time()):
+                    await self._wake.wait()
         if self._waiting or self._wake.is_set():
             until = min(until, until_wanted)
         await asyncio.sleep(max(0.0, until - loop.time()))
@@ -302,11 +337,11 @@ class Uploader:
             if self._log.start_offset > self.uploaded.value:
                 raise MissingSpanError(self.uploaded.value, self._log.start_offset)
             synced = self._log.synced_offset
+            self._taken_bytes = self._log.append_progress.value
             if self._log.next_offset > synced:
                 with suppress(BusyError, UnknownOutcomeError):  # what was synced before is carried all the same
                     await self._log.sync()
                 synced = self._log.synced_offset
-            self._taken_bytes = self._log.synced_bytes.value
             try:
                 await self._upload_to(synced)
             except BaseException:

@@ -64,6 +64,8 @@ log = structlog.get_logger()
 OPEN_AT_ONCE = 16
 REMOVE_RETRY_MAX_S = 60.0
 """The longest pause between two attempts to remove what is left of deleted topics."""
+CANCEL_AGAIN_S = 1.0
+CANCELS_MAX = 10
 DISK_THREADS = 16
 """How many threads wait for the disk, for all topics together."""
 
@@ -449,9 +451,16 @@ class WalStorageFactory:
                 await self._close_table(opened)
 
     async def _end_tasks(self, opened: _Open) -> None:
-        for task in opened.tasks:
-            task.cancel()
-        await asyncio.wait(opened.tasks)
+        """Cancel a topic's tasks and wait for their end; what swallows a cancellation is cancelled again, and then left."""
+        tasks = set(opened.tasks)
+        for attempt in range(CANCELS_MAX):
+            for task in tasks:
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
+            if not tasks:
+                return
+            log.error("task_not_cancelled", topic=opened.storage.wal.config.name, attempt=attempt + 1,
+                      tasks=sorted(task.get_name() for task in tasks))  # fmt: skip
 
     async def _close(self, opened: _Open, timeout_s: float) -> None:
         await self._end_tasks(opened)

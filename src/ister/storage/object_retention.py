@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.cloud.deleter import first_check_s
-from ister.core.errors import IsterError
+from ister.cloud.deleter import check_periodically
 from ister.core.retain import SealedSegment, objects_droppable_below
 from ister.core.segment import generation_prefix, parse_key
 
 if TYPE_CHECKING:
+    from ister.core.errors import IsterError
     from ister.core.segment import Descriptor, ObjectName
     from ister.ports.clock import Clock
     from ister.storage.table_tier import TableTier
@@ -50,16 +50,12 @@ class ObjectKeeper:
 
     async def run(self, interval_s: float) -> None:
         """Look again and again until cancelled."""
-        await asyncio.sleep(first_check_s(self._topic, interval_s))
-        while True:
-            try:
-                await self.tick()
-            except IsterError as error:
-                self.problem = error
-                log.warning("object_retention_failed", topic=self._topic, cause=str(error))
-            else:
-                self.problem = None
-            await asyncio.sleep(interval_s)
+        await check_periodically(self._topic, interval_s, self.tick, self._report)
+
+    def _report(self, error: IsterError | None) -> None:
+        self.problem = error
+        if error is not None:
+            log.warning("object_retention_failed", topic=self._topic, cause=str(error))
 
     async def tick(self) -> int:
         """Delete what may go now; returns how many objects that were."""

@@ -6,13 +6,12 @@ A policy only takes from the log, whole sealed files, and never what a cursor ne
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.cloud.deleter import first_check_s
+from ister.cloud.deleter import check_periodically
 from ister.core.errors import InvalidConfigError, IsterError
 from ister.core.retain import RetentionPolicy, prunable_below
 
@@ -102,16 +101,12 @@ class Keeper:
 
     async def run(self, interval_s: float) -> None:
         """Enforce it until cancelled."""
-        await asyncio.sleep(first_check_s(self._topic, interval_s))
-        while True:
-            try:
-                await self.enforce()
-            except IsterError as error:
-                self.problem = error
-                log.warning("retention_failed", topic=self._topic, cause=str(error))
-            else:
-                self.problem = None
-            await asyncio.sleep(interval_s)
+        await check_periodically(self._topic, interval_s, self.enforce, self._report)
+
+    def _report(self, error: IsterError | None) -> None:
+        self.problem = error
+        if error is not None:
+            log.warning("retention_failed", topic=self._topic, cause=str(error))
 
     async def enforce(self) -> int:
         """Delete what may go now; returns the oldest offset that is left."""

@@ -142,6 +142,12 @@ class WalStorage:
         return objects if uploads or self._table is None else max(objects, self._table.span.stop)
 
     @property
+    def upload_problem(self) -> IsterError | None:
+        """What keeps uploads from going on until a person acts, None when they go on or are off."""
+        uploader = None if self._objects is None else self._objects.uploader
+        return None if uploader is None else uploader.lasting_problem
+
+    @property
     def next_offset(self) -> int:
         """The offset that the next message gets."""
         return self._wal.next_offset

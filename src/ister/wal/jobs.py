@@ -49,10 +49,9 @@ class DiskJobs:
         self._next = self._synced = self._shown = next_offset
         self._waits_for_sync = disk is not None and config.ack_level >= AckLevel.FSYNC
         self._visible = Progress(next_offset)
-        self._written_bytes = 0
+        self._written_bytes = Progress(0)
         self.syncs = self.rotations = 0
         self.sync_seconds = 0.0
-        self._synced_bytes = Progress(0)
         self._waiters = Waiters()
         self._job = ""
         self._rotate_wanted = self._sync_wanted = self._rest_wanted = False
@@ -142,7 +141,7 @@ class DiskJobs:
             return
         self._job = "sync"
         self._sync_wanted = False
-        target = SyncTarget(self._next, disk.pos, self._written_bytes, self._waiters.refused)
+        target = SyncTarget(self._next, disk.pos, self._waiters.refused)
         self._waiters.refused = []
         done = partial(self._sync_done, disk, target)
         if len(self._waiters.synced) == 1 and disk.files.pace.may_wait_here(self, self._loop.time()):
@@ -162,14 +161,13 @@ class DiskJobs:
             self.sync_seconds += seconds
             for waiters, refusal in target.refused:
                 fail(waiters, refusal)
-            self._synced_up_to(target.offset, target.written)
+            self._synced_up_to(target.offset)
             self._unmarked = target
             self._timers.arm("mark", MARK_S, self._mark)
         self._job_ended()
 
-    def _synced_up_to(self, offset: int, count: int) -> None:
+    def _synced_up_to(self, offset: int) -> None:
         self._synced = offset
-        self._synced_bytes.reach(count)
         self._waiters.tell_synced(offset)
         if self._waits_for_sync:
             self._visible.reach(self.visible_offset)
@@ -194,7 +192,7 @@ class DiskJobs:
     def _rotation_done(self, disk: ActiveFiles, segment: Segment, file: File, error: BaseException | None) -> None:
         if isinstance(error, NotRotatedError):
             # The old file goes on; on a full disk the next append tries again.
-            self._synced_up_to(segment.first, self._written_bytes)
+            self._synced_up_to(segment.first)
             self._waiters.fail_rotated(error.refusal)
             if isinstance(error.refusal, DiskFullError):
                 self._fail_pending(error.refusal)
@@ -208,7 +206,7 @@ class DiskJobs:
             disk.switch(segment, file, self._clock.wall_us())
             self.rotations += 1
             log.info("file_sealed", log=self.config.name, file=sealed.path.name, start=sealed.first, stop=segment.first)
-            self._synced_up_to(segment.first, self._written_bytes)
+            self._synced_up_to(segment.first)
             self._attest(disk.begin, self._next)
             self._waiters.tell_rotated(segment.first)
         self._job_ended()
@@ -228,7 +226,7 @@ class DiskJobs:
             self._poisoned(f"closing {disk.active.path.name} failed: {said(error)}")
         else:
             self._unmarked, self._sync_wanted = None, False
-            self._synced_up_to(self._next, self._written_bytes)
+            self._synced_up_to(self._next)
             self._give_slot_back()
         self._job_ended()
 

@@ -132,7 +132,7 @@ class Wal(DiskJobs):
     @property
     def appended_bytes(self) -> int:
         """How many bytes their frames have."""
-        return self._written_bytes
+        return self._written_bytes.value
 
     @property
     def pruned_files(self) -> int:
@@ -140,9 +140,9 @@ class Wal(DiskJobs):
         return self._pruner.files_gone if self._pruner else 0
 
     @property
-    def synced_bytes(self) -> Progress:
-        """How many bytes of messages were appended and synced since the log was opened."""
-        return self._synced_bytes
+    def append_progress(self) -> Progress:
+        """How many bytes of messages were appended since the log was opened, for whoever waits for more."""
+        return self._written_bytes
 
     @property
     def closed(self) -> bool:
@@ -301,7 +301,7 @@ class Wal(DiskJobs):
         self._mark()
         self._closed = True
         self._visible.end()
-        self._synced_bytes.end()
+        self._written_bytes.end()
         if self._disk is not None:
             let_go = self._disk.abandon if self._poison else self._disk.close
             try:
@@ -417,7 +417,7 @@ class Wal(DiskJobs):
                 raise WriteFailedError(self.config.name, self._poison) from error
         for chunk in chunks:
             self._cache.add(chunk)
-            self._written_bytes += len(chunk.frames)
+        self._written_bytes.reach(self._written_bytes.value + sum(len(chunk.frames) for chunk in chunks))
         self._next = chunks[-1].stop
         self._append_time_us = append_time_us
         if not self._waits_for_sync:

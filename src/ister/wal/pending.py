@@ -28,11 +28,10 @@ BATCH_BYTES_MAX = FRAME_BYTES_MAX
 
 
 class SyncTarget(NamedTuple):
-    """What a sync makes durable: messages below `offset`, the file below `pos`, so many bytes; and who is refused then."""
+    """What a sync makes durable: messages below `offset`, the file below `pos`; and who is refused then."""
 
     offset: int
     pos: int
-    written: int
     refused: Refusals
 
 

@@ -17,7 +17,7 @@ from ister.core.retry import backoff_s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ister.ports.objects.store import CloudStore
+    from ister.ports.objects.store import CloudStore, ObjectInfo
 
     T = TypeVar("T")
 
@@ -37,21 +37,49 @@ async def read_checked(
     CorruptObjectError and MissingObjectError are raised after READS equal answers, StoreUnavailableError when the answers
     were wrong and differed.
     """
-    answers: set[tuple[str, int]] = set()
-    attempts = 0
+    wrong = _WrongAnswers(store, key)
     while True:
-        checksum = 0
+        data = b""
         try:
             data = await store.read(key, start, stop, etag=etag)
-            checksum = crc32(data)
             return await asyncio.get_running_loop().run_in_executor(None, check, data)
         except (CorruptObjectError, MissingObjectError) as error:
-            answers.add((str(error), checksum))
-            attempts += 1
-            if attempts == READS and len(answers) == 1:
-                raise
-            if attempts == READS:
-                cause = f"{READS} reads gave different answers, the last: {error}"
-                raise StoreUnavailableError(store.name, f"read {key}", cause) from error
-            log.warning("object_read_again", key=key, cause=str(error))
-        await asyncio.sleep(backoff_s(attempts, PAUSE_S * 8, PAUSE_S))
+            await wrong.add(error, data)
+
+
+async def read_whole(store: CloudStore, key: str, *, check: Callable[[ObjectInfo, bytes], T]) -> T:
+    """Do the same with a whole object, whose size and etag are asked for each time."""
+    wrong = _WrongAnswers(store, key)
+    while True:
+        data = b""
+        info = await store.stat(key)
+        if info is None:
+            await wrong.add(MissingObjectError(key, store.name), data)
+            continue
+        try:
+            data = await store.read(key, 0, info.size, etag=info.etag)
+            return await asyncio.get_running_loop().run_in_executor(None, check, info, data)
+        except (CorruptObjectError, MissingObjectError) as error:
+            await wrong.add(error, data)
+
+
+class _WrongAnswers:
+    """The wrong answers of one read."""
+
+    def __init__(self, store: CloudStore, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._different: set[tuple[str, int]] = set()
+        self._reads = 0
+
+    async def add(self, error: CorruptObjectError | MissingObjectError, data: bytes) -> None:
+        """Wait for the next read; raises when there were enough."""
+        self._different.add((str(error), crc32(data)))
+        self._reads += 1
+        if self._reads == READS and len(self._different) == 1:
+            raise error
+        if self._reads == READS:
+            cause = f"{READS} reads gave different answers, the last: {error}"
+            raise StoreUnavailableError(self._store.name, f"read {self._key}", cause) from error
+        log.warning("object_read_again", key=self._key, cause=str(error))
+        await asyncio.sleep(backoff_s(self._reads, PAUSE_S * 8, PAUSE_S))

@@ -213,9 +213,9 @@ class OpendalStore:
             if found is None:
                 raise PutUnknownError(self._name, key, "it was taken, but it is not there")
             if found.content_length != len(view):
-                raise CorruptObjectError(
-                    key, found.content_length, -1, f"{len(view)} bytes were put, the store has {found.content_length}"
-                )
+                # Perhaps a proxy answered: the caller looks again before it calls this damage.
+                cause = f"{len(view)} bytes were put, the store has {found.content_length}"
+                raise PutUnknownError(self._name, key, cause)
             info = ObjectInfo(key, len(view), found.etag or "")
             digest = await asyncio.to_thread(lambda: hashlib.md5(view, usedforsecurity=False))
             if info.etag.strip('"') == digest.hexdigest():
@@ -223,10 +223,10 @@ class OpendalStore:
             if found.content_md5 == base64.b64encode(digest.digest()).decode():
                 return info
             back = await self.read(key, 0, len(view))
-        except (StoreUnavailableError, StoreRefusedError, MissingObjectError) as error:
+        except (StoreUnavailableError, StoreRefusedError, MissingObjectError, CorruptObjectError) as error:
             raise PutUnknownError(self._name, key, f"it was taken, but could not be verified: {error}") from None
         if back != view:
-            raise CorruptObjectError(key, -1, -1, "the store gives other bytes than were put")
+            raise PutUnknownError(self._name, key, "the store gives other bytes than were put")
         return info
 
     async def _look(self, key: str) -> Metadata | None:
