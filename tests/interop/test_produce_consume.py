@@ -56,7 +56,7 @@ async def test_every_field_of_a_message_arrives_as_it_was_sent(broker, topic):
     assert before_ms <= got.publish_time <= int(time.time() * 1000)
     assert got.msg_id.topic_name == topic
     assert got.msg_id.producer_id == producer._producers[0].producer_id
-    assert got.msg_id.broker_addr == broker.url
+    assert got.msg_id.broker_addr.partition("#")[0] == broker.url
     assert got.subscription_name == "all"
     assert not got.HasField("schema_id")
 

@@ -190,7 +190,7 @@ async def test_a_dead_letter_keeps_everything_and_says_where_it_comes_from(broke
             "x-original-subscription": "sub",
             "x-original-topic-offset": "1",
             "x-original-producer-id": str(producer),
-            "x-original-broker-addr": message.msg_id.broker_addr,
+            "x-original-broker-addr": message.msg_id.broker_addr.partition("#")[0],
             "x-poison-policy": "dead_letter",
             "x-delivery-attempt": "2",
             "x-failure-reason": "the last reason",

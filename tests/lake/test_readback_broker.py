@@ -13,6 +13,7 @@ from interop.waiting import within
 from ister.cli.compose import open_metadata, open_store, topics_config
 from ister.config import load
 from ister.core.columns import SCHEMA
+from ister.core.delivery_id import split_delivery_id
 from ister.core.names import TopicName
 from ister.storage.factory import WalStorageFactory
 
@@ -76,7 +77,7 @@ class Digest:
         key = message.routing_key if message.HasField("routing_key") else None
         self.add(
             bytes(message.payload), message.publish_time, message.msg_id.producer_id, message.request_id,
-            message.producer_name, message.msg_id.broker_addr, key,
+            message.producer_name, split_delivery_id(message.msg_id.broker_addr)[0], key,
             list(message.attributes.items()),
         )  # fmt: skip
 

@@ -54,7 +54,7 @@ class Subscription(RuleBasedStateMachine):
         self.limits = limits(12 if few_bytes else 2**25, 6 if few_messages else 10_000)
         self.limits.__enter__()
         self.witness = Witness(kind, window=window, policy=policy)
-        self.saved = 0
+        self.saved = 0, []
         for number in joined:
             self.witness.join(number)
             self.witness.connect(number)
@@ -112,6 +112,10 @@ class Subscription(RuleBasedStateMachine):
         if offset is not None:
             self.witness.ack(offset)
 
+    @rule(missing=st.integers(1, 4))
+    def the_reader_skips_what_is_missing(self, missing):
+        self.witness.skip_missing(self.witness.end + missing)
+
     @rule(pick=picks)
     def ack_anything(self, pick):
         self.witness.ack(max(0, self.witness.end - pick))
@@ -160,14 +164,24 @@ class Subscription(RuleBasedStateMachine):
     def set_policy(self, policy):
         self.witness.set_policy(policy)
 
+    @rule(back=st.integers(0, 8))
+    def the_operator_resets_the_cursor(self, back):
+        cursor = max(0, self.witness.end - back)
+        self.witness.reset(cursor)
+        self.saved = cursor, []
+
+    @rule(kind=st.sampled_from(SubscriptionType))
+    def the_type_changes(self, kind):
+        self.witness.change_type(kind)
+
     @rule()
-    def save_the_cursor(self):
-        self.saved = self.witness.machine.cursor
+    def save_the_progress(self):
+        self.saved = self.witness.machine.cursor, self.witness.machine.finished
 
     @rule(really=st.integers(0, 3))
     def crash(self, really):
         if not really:
-            self.witness.restart(self.saved)
+            self.witness.restart(*self.saved)
             done["crash"] += 1
 
     @invariant()

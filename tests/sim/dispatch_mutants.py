@@ -1,7 +1,7 @@
 """Planted bugs of the subscription's state machine; see `mutants` for what a mutant is."""
 
 from ister.core.dispatch import Dispatch
-from ister.core.dispatch_consumers import Consumers
+from ister.core.dispatch_consumers import Consumer, Consumers
 from ister.core.dispatch_cursor import Cursor
 from ister.core.dispatch_lanes import Lanes
 from ister.core.dispatch_ledger import Ledger
@@ -22,8 +22,18 @@ DISPATCH_MUTANTS = [
            "self.kind is SubscriptionType.SHARED and", "False and"),
     Mutant("gives more to a connection that takes nothing", Consumers, "next_turn", "if consumer.stalled:", "if False:"),
     Mutant("never goes on with a connection that took nothing", Dispatch, "sent", "known.stalled = False", "pass"),
-    Mutant("sends what another has by now", Dispatch, "wants", "parcel.consumer.id == consumer", "True"),
-    Mutant("sends twice what is queued twice", Dispatch, "wants", "not parcel.sent and", ""),
+    Mutant("sends what was handed out again meanwhile", Dispatch, "wants", "parcel.number == number", "True"),
+    Mutant("takes an earlier hand-out's sending for the present one's", Dispatch, "sent",
+           "parcel.number == number", "True"),
+    Mutant("takes a copy that was stored before a reset for one of the replay", Dispatch, "restart",
+           "self._valid_from = self._next_number", "pass"),
+    Mutant("numbers hand-outs anew", Dispatch, "_begin", "self.kind = kind", "self.kind = kind; self._next_number = 1"),
+    Mutant("delivers again what was acknowledged before a restart", Ledger, "feed", "if self._finished:", "if False:"),
+    Mutant("takes for finished what lies behind a saved range", Ledger, "_is_finished",
+           "finished[0][1] <= offset", "finished[0][1] < offset"),
+    Mutant("leaves missing offsets unfinished", Ledger, "skip_missing",
+           "self.cursor.finish_range(self.next_offset, stop)", "pass"),
+    Mutant("keeps what a consumer held over a reset", Consumer, "reset", "self.holds = 0", "pass"),
     Mutant("leaves the messages of a second stream with the first", Dispatch, "connect",
            "if known.connected:", "if False:"),
     Mutant("ignores a late acknowledgement", Dispatch, "ack", "return self._finish_elsewhere(offset)", "return False"),
@@ -40,8 +50,8 @@ DISPATCH_MUTANTS = [
     Mutant("moves the cursor past what is out", Cursor, "finish", "if offset == self.at:\n        self.at = stop\n        return",
            "if offset <= self.at + 1:\n        self.at = stop\n        return"),
     Mutant("forgets a run of finished offsets", Cursor, "finish", "start = self._starts.pop(offset, offset)", "start = offset"),
-    Mutant("skips over what was acknowledged beyond a deleted part", Cursor, "skip_to",
-           "self.at = max(self.at, stop)", "pass"),
+    Mutant("forgets what was acknowledged beyond a deleted part", Cursor, "finish_range",
+           "start, stop = min(start, first), max(stop, last)", "pass"),
     Mutant("leaves the timer of an acknowledged message", Ledger, "remove", "self.timers.cancel(offset)", "pass"),
     Mutant("never counts a stopped consumer's bytes back", Ledger, "take_back", "self._out_bytes -= parcel.size", "pass"),
     Mutant("promotes nobody", Consumers, "_count_again", "or not self.active.connected", ""),

@@ -41,14 +41,16 @@ class Story:
             policy=self.some_policy(),
             cursor=rng.choice([0, 0, 7]),
         )
-        self.begin = self.saved = self.witness.cursor
-        self.topic = []
-        self.received = []  # (consumer, offset) in the hands of someone, perhaps of someone dead
+        self.begin = self.witness.cursor
+        self.saved = self.begin, []
+        self.topic = []  # None is a message that no tier has any more
+        self.received = []  # offsets in the hands of someone, perhaps of someone dead
         self.counts = Counter()
         self.acts = [self.publish] * 6 + [self.read] * 8 + [self.answer] * 14 + [self.wait] * 6
         self.acts += [self.drain] * 10
         self.acts += [self.die] * 3 + [self.come] * 6 + [self.join] * 2 + [self.leave, self.configure, self.set_policy]
-        self.acts += [self.answer_late] * 2 + [self.save] * 2 + [self.expire, self.crash]
+        self.acts += [self.answer_late] * 2 + [self.save] * 2 + [self.expire, self.crash, self.reset]
+        self.acts += [self.change_type] * (kind is None)
 
     def some_policy(self):
         rng = self.rng
@@ -81,14 +83,18 @@ class Story:
     def publish(self):
         for _ in range(self.rng.randint(1, 4)):
             size = self.rng.choice([0, 1, 1, 10])
-            self.topic.append(message(self.end, self.rng.choice(KEYS), size))
+            is_there = self.rng.random() < 0.97
+            self.topic.append(message(self.end, self.rng.choice(KEYS), size) if is_there else None)
 
     def read(self):
-        start = self.witness.end
+        start = self.witness.end - self.begin
         room = min(self.witness.machine.room, self.rng.randint(1, 5))
-        messages = self.topic[start - self.begin :][:room]
-        if messages:
-            self.witness.feed(messages)
+        messages = self.topic[start:][:room]
+        if messages and messages[0] is None:
+            stop = next((at for at, found in enumerate(self.topic) if at >= start and found), len(self.topic))
+            self.witness.skip_missing(self.begin + stop)
+        elif messages:
+            self.witness.feed(messages[: messages.index(None)] if None in messages else messages)
 
     def drain(self):
         writing = [person for person in self.witness.connected if person.writing is not None]
@@ -122,12 +128,11 @@ class Story:
             self.witness.nack(offset)
 
     def letters(self):
-        for note in self.witness.in_state("dead"):
-            if note.letter == "taken":
-                if self.rng.random() < 0.5:
-                    self.witness.letter_stored(note.offset)
-                else:
-                    self.witness.letter_failed(note.offset)
+        """Some copies are stored, some are not, and some take longer than what happens meanwhile."""
+        for letter in list(self.witness.letters_out):
+            if (draw := self.rng.random()) < 0.8:
+                self.witness.letters_out.remove(letter)
+                (self.witness.letter_stored if draw < 0.4 else self.witness.letter_failed)(*letter)
 
     def wait(self):
         witness = self.witness
@@ -163,7 +168,8 @@ class Story:
         self.witness.set_policy(self.some_policy())
 
     def save(self):
-        self.saved = self.witness.machine.cursor
+        """Save the progress as a clean stop does, with what is finished beyond the cursor."""
+        self.saved = self.witness.machine.cursor, self.witness.machine.finished
 
     def expire(self):
         if self.rng.random() < 0.2 and self.end > self.witness.cursor:
@@ -171,9 +177,29 @@ class Story:
 
     def crash(self):
         if self.rng.random() < 0.4:
-            self.counts["crash"] += 1
+            if self.rng.random() < 0.3:
+                self.save()
+                self.counts["clean stop"] += 1
+            else:
+                self.counts["crash"] += 1
             self.received += self.witness.notes
-            self.witness.restart(self.saved)
+            self.witness.restart(*self.saved)
+
+    def reset(self):
+        if self.rng.random() < 0.4:
+            self.counts["reset"] += 1
+            self.received += self.witness.notes
+            cursor = self.rng.randint(self.begin, self.end)
+            self.witness.reset(cursor)
+            self.saved = cursor, []
+            for offset in range(self.begin, cursor):
+                self.witness.how.setdefault(offset, "passed over")
+
+    def change_type(self):
+        if self.rng.random() < 0.4:
+            self.counts["change of type"] += 1
+            self.received += self.witness.notes
+            self.witness.change_type(self.rng.choice(list(SubscriptionType)))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -194,9 +220,8 @@ class Story:
             out = witness.in_state("out")
             for note in out[: self.rng.randint(1, 3)]:
                 witness.ack(note.offset)
-            for note in witness.in_state("dead"):
-                if note.letter == "taken":
-                    witness.letter_stored(note.offset)
+            while witness.letters_out:
+                witness.letter_stored(*witness.letters_out.pop())
             if witness.machine.blocked:
                 witness.set_policy(self.some_policy())
             due = witness.machine.due

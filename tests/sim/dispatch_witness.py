@@ -25,8 +25,8 @@ class Person:
     since: float
     connected: bool = False
     stalled: bool = False
-    outbox: list[int] = field(default_factory=list)
-    writing: int | None = None
+    outbox: list[tuple[int, int]] = field(default_factory=list)  # offset, and number of the hand-out
+    writing: tuple[int, int] | None = None
 
 
 @dataclass(eq=False)
@@ -41,6 +41,7 @@ class Note:
     since: float = 0.0
     sent: bool = False
     turn: int = 0
+    number: int = 0
     deliveries: int = 0
     failures: int = 0
     reason: str = ""
@@ -78,13 +79,18 @@ class Witness:
         self.places = 0
         self.how = {}  # offset → how it was finished, through all lives
         self.nodes = {}
+        self.next_number = 1
         self.restart(self.cursor)
 
-    def restart(self, cursor):
-        """Begin anew from a cursor that was saved; those who are registered are so still."""
-        self.machine = Dispatch(self.kind, cursor, window=self.window, policy=self.policy, grace_s=self.grace_s)
-        self.notes = {}
-        self.cursor = self.end = cursor
+    def restart(self, cursor, finished=()):
+        """Begin anew from a cursor and ranges that were saved; those who are registered are so still."""
+        self.next_number = 1
+        self.letters_out = []  # (offset, number) of what is being stored
+        self.machine = Dispatch(
+            self.kind, cursor, finished=finished, window=self.window, policy=self.policy, grace_s=self.grace_s,
+        )  # fmt: skip
+        self._begin(cursor, finished)
+        self.valid_from = 1
         self.turns = 0
         self.served = -1
         self.active = None
@@ -93,6 +99,30 @@ class Witness:
         self.people = {}
         for person in people:
             self.join(person.id, person.filters)
+
+    def _begin(self, cursor, finished):
+        self.notes = {}
+        self.finished_before = {offset for start, stop in finished for offset in range(start, stop)}
+        self.cursor = self.end = cursor
+
+    def reset(self, cursor):
+        """The operator moves the cursor: what was acknowledged beyond it comes again."""
+        self.machine.restart(self.kind, cursor, self.now)
+        self._reset(cursor, [])
+
+    def change_type(self, kind):
+        """What is outstanding is handed out again, what is acknowledged is not."""
+        cursor, finished = self.machine.cursor, self.machine.finished
+        self.machine.restart(kind, cursor, self.now, finished=finished)
+        self.kind = kind
+        self._reset(cursor, finished)
+
+    def _reset(self, cursor, finished):
+        self.valid_from = self.next_number
+        self._begin(cursor, finished)
+        for person in self.people.values():
+            person.since, person.stalled, person.outbox = self.now, False, []
+        self.look()
 
     # --- consumers ----------------------------------------------------------------------------------------------------
 
@@ -117,7 +147,7 @@ class Witness:
         person = self.people[number]
         if person.connected:
             self._take_back(person)
-        elif self.kind in ONE_AT_A_TIME and self.now - self.away[number] > self.grace_s:
+        elif self.kind is not SubscriptionType.SHARED and self.now - self.away[number] > self.grace_s:
             self.places += 1
             person.place = self.places
         person.connected, person.since, person.stalled = True, self.now, False
@@ -153,16 +183,25 @@ class Witness:
     def feed(self, messages):
         self.machine.feed(messages, self.now)
         for each in messages:
-            self.notes[self.end] = Note(self.end, each.routing_key, len(each.payload))
+            if self.end not in self.finished_before:
+                self.notes[self.end] = Note(self.end, each.routing_key, len(each.payload))
             self.end += 1
+        self.look()
+
+    def skip_missing(self, stop):
+        """The reader was told to skip what no tier has any more."""
+        self.machine.skip_missing(stop, self.now)
+        for offset in range(self.end, stop):
+            self._finish(offset, "missing")
+        self.end = stop
         self.look()
 
     def drain(self, number):
         """A connection has taken the message that it was writing."""
         person = self.people[number]
-        offset, person.writing = person.writing, None
-        assert self.machine.sent(number, offset, self.now) == person.stalled, "who is stalled"
-        note = self._held(offset, number)
+        (offset, hand_out), person.writing = person.writing, None
+        assert self.machine.sent(number, offset, hand_out, self.now) == person.stalled, "who is stalled"
+        note = self._held(offset, hand_out)
         if note is not None:
             self.turns += 1
             note.since, note.sent, note.turn = self.now, True, self.turns
@@ -195,16 +234,16 @@ class Witness:
             self._fail(note, delay_ms, reason)
         self.look()
 
-    def letter_stored(self, offset):
-        self.machine.dead_letter_stored(offset, self.now)
-        if offset in self.notes:
+    def letter_stored(self, offset, number=None):
+        self.machine.dead_letter_stored(offset, self.now, number)
+        if offset in self.notes and (number is None or number >= self.valid_from):
             self._finish(offset, "stored")
         self.look()
 
-    def letter_failed(self, offset):
-        self.machine.dead_letter_failed(offset, self.now)
+    def letter_failed(self, offset, number=None):
+        self.machine.dead_letter_failed(offset, self.now, number)
         note = self.notes.get(offset)
-        if note is not None and note.state == "dead" and note.letter == "taken":
+        if note is not None and note.state == "dead" and note.letter == "taken" and number in {None, note.number}:
             note.letter, note.at = "", self.now + min(0.5 * 2**note.letter_failures, 60)
             note.letter_failures += 1
         self.look()
@@ -278,7 +317,9 @@ class Witness:
         return [note for note in self.notes.values() if note.state == "out" and note.to == number]
 
     def _held(self, offset, number):
-        return next((note for note in self.held_by(number) if note.offset == offset), None)
+        """What is with a consumer by this hand-out."""
+        note = self.notes.get(offset)
+        return note if note is not None and note.state == "out" and note.number == number else None
 
     def look(self):
         """Take what the machine hands out, and compare everything."""
@@ -292,13 +333,16 @@ class Witness:
             self._check_nothing_was_left()
         else:
             expected, patience = self._expected()
-            assert [(d.consumer, d.message.offset, d.attempt) for d in deliveries] == expected, "wrong deliveries"
+            assert [(d.consumer, d.message.offset, d.attempt, d.number) for d in deliveries] == expected, (
+                "wrong deliveries"
+            )
         letters = self.machine.take_dead_letters()
         offered = [note for note in self.in_state("dead") if note.letter == "offered"]
-        told = sorted((each.message.offset, each.attempt, each.reason) for each in letters)
-        assert told == sorted((n.offset, n.deliveries, n.reason) for n in offered), "wrong dead letters"
+        told = sorted((each.message.offset, each.attempt, each.reason, each.number) for each in letters)
+        assert told == sorted((n.offset, n.deliveries, n.reason, n.number) for n in offered), "wrong dead letters"
         for note in offered:
             note.letter = "taken"
+            self.letters_out.append((note.offset, note.number))
         self._write(deliveries)
         self._check_places(before)
         self._check_due(patience)
@@ -308,15 +352,14 @@ class Witness:
     def _write(self, deliveries):
         """Let every connection that writes nothing begin with the next message that is still wanted."""
         for delivery in deliveries:
-            self.people[delivery.consumer].outbox.append(delivery.message.offset)
+            self.people[delivery.consumer].outbox.append((delivery.message.offset, delivery.number))
         for person in self.connected:
             while person.writing is None and person.outbox:
-                offset = person.outbox.pop(0)
-                note = self._held(offset, person.id)
-                wanted = note is not None and not note.sent
-                assert self.machine.wants(person.id, offset) == wanted, f"whether {offset} is still to be sent"
+                offset, number = person.outbox.pop(0)
+                wanted = self._held(offset, number) is not None
+                assert self.machine.wants(offset, number) == wanted, f"whether {offset} is still to be sent"
                 if wanted:
-                    person.writing = offset
+                    person.writing = offset, number
             assert not person.stalled or person.writing is not None, "nothing would ever wake it"
 
     def _note_delivery(self, note, number):
@@ -326,6 +369,8 @@ class Witness:
         self.turns += 1
         note.state, note.to, note.since, note.sent, note.turn = "out", number, self.now, False, self.turns
         note.deliveries += 1
+        note.number = self.next_number
+        self.next_number += 1
 
     def _fits(self, note):
         out = self.in_state("out")
@@ -344,7 +389,7 @@ class Witness:
             if person is None:
                 return expected, patience
             self._note_delivery(note, person.id)
-            expected.append((person.id, note.offset, note.deliveries))
+            expected.append((person.id, note.offset, note.deliveries, note.number))
         return expected, None
 
     def _next_person(self):
@@ -411,7 +456,7 @@ class Witness:
         assert delivery.consumer == self._owner(note.key), "delivered to another than the key's owner"
         assert self._fits(note), "too many bytes are out"
         self._note_delivery(note, delivery.consumer)
-        assert delivery.attempt == note.deliveries
+        assert (delivery.attempt, delivery.number) == (note.deliveries, note.number)
         assert len(self.in_state("out")) <= self.window, "the window is exceeded"
         assert len(self.held_by(delivery.consumer)) <= -(-self.window // len(self.connected)), "more than its share"
 
@@ -430,10 +475,15 @@ class Witness:
 
     def _check_places(self, before):
         machine, ledger = self.machine, self.machine._ledger
-        while self.cursor < self.end and self.cursor not in self.notes:
+        while self.cursor not in self.notes and (self.cursor < self.end or self.cursor in self.finished_before):
             self.cursor += 1
         assert machine.cursor == self.cursor, f"the cursor is {machine.cursor}, not {self.cursor}"
-        assert before <= machine.cursor <= machine.next_offset == self.end
+        assert before <= machine.cursor
+        assert machine.next_offset == self.end
+        seen = range(self.cursor, max(self.end, *self.finished_before, 0) + 1)
+        open_ = {offset for offset in seen if offset in self.notes or offset >= self.end} - self.finished_before
+        finished = {offset for start, stop in machine.finished for offset in range(start, stop)}
+        assert finished == set(seen) - open_, "what is finished beyond the cursor"
         places = {"waiting": ledger.waiting, "out": ledger.out, "retry": ledger.retry,
                   "blocked": ledger.blocked, "dead": ledger.dead}  # fmt: skip
         for state, place in places.items():
@@ -444,7 +494,8 @@ class Witness:
         assert ledger._waiting_bytes == sizes["waiting"]
         assert ledger._out_bytes == sizes["out"]
         assert ledger._kept_bytes == sizes["retry"] + sizes["blocked"] + sizes["dead"]
-        assert ledger.cursor.runs <= len(self.notes), "the account of finished offsets grows without bound"
+        most = len(self.notes) + len(self.finished_before)
+        assert ledger.cursor.runs <= most, "the account of finished offsets grows without bound"
 
     def _check_due(self, patience):
         times = [note.at for note in self.notes.values() if note.at is not None]

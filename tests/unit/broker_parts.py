@@ -53,6 +53,9 @@ class FakeCall:
     def trail(self, key, value):
         self.trailing[key] = value
 
+    def when_sent(self, done):
+        done()
+
 
 class Client:
     """Calls the handlers of one broker as a client would over the wire: through encoded messages."""
@@ -103,9 +106,10 @@ class Client:
         return (await self.consuming.subscribe(request)).consumer_id
 
     @asynccontextmanager
-    async def receive(self, consumer):
+    async def receive(self, consumer, call=None):
         """Open a stream; what is given can be asked for messages."""
-        async with aclosing(self.consuming.receive_messages(ReceiveRequest(consumer_id=consumer))) as stream:
+        request = ReceiveRequest(consumer_id=consumer)
+        async with aclosing(self.consuming.receive_messages(request, call or FakeCall())) as stream:
             opened = Receiving(stream)
             found = self.broker.consumers.get(consumer)
             if found is not None:

@@ -33,7 +33,7 @@ def take(dispatch):
     """What is handed out, all of which the consumers' connections take at once."""
     deliveries = dispatch.take()
     for delivery in deliveries:
-        dispatch.sent(delivery.consumer, delivery.message.offset, T0)
+        dispatch.sent(delivery.consumer, delivery.message.offset, delivery.number, T0)
     return deliveries
 
 

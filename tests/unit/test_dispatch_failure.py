@@ -106,8 +106,8 @@ def test_a_delivery_that_is_not_answered_in_time_fails_by_ack_timeout():
 
 def test_the_time_for_an_answer_begins_when_the_connection_has_taken_the_message():
     dispatch = machine(EXCLUSIVE, fed=1)
-    dispatch.take()
-    dispatch.sent(1, 0, T0 + 20)
+    [delivery] = dispatch.take()
+    dispatch.sent(1, 0, delivery.number, T0 + 20)
     dispatch.tick(T0 + 49)
     assert (dispatch.unacked, dispatch.due) == (1, T0 + 50)
     dispatch.tick(T0 + 50)
@@ -118,43 +118,44 @@ def test_the_time_for_an_answer_begins_when_the_connection_has_taken_the_message
 def test_what_was_never_sent_does_not_fail_however_long_its_only_consumer_stalls(kind):
     dispatch = machine(kind, max_redelivery_count=0)
     dispatch.feed(keyed("a", "b"), T0)
-    assert len(dispatch.take()) == 2
+    deliveries = dispatch.take()
     for n in range(1, 100):
         dispatch.tick(T0 + 30 * n)
         assert dispatch.take() == []
     assert not dispatch.blocked
-    assert dispatch.wants(1, 0)
-    assert dispatch.wants(1, 1)
+    assert [dispatch.wants(each.message.offset, each.number) for each in deliveries] == [True, True]
 
 
 def test_a_stalled_connection_gets_a_message_once_more_when_it_timed_out_there_and_not_at_all_when_that_was_answered():
     dispatch = machine(EXCLUSIVE, fed=1, base_redelivery_delay_ms=0)
     take(dispatch)
     dispatch.tick(T0 + 30)
-    assert len(dispatch.take()) == 1  # into its queue, where it stays
+    [delivery] = dispatch.take()  # into its queue, where it stays
     for n in range(2, 100):
         dispatch.tick(T0 + 30 * n)
         assert dispatch.take() == []
+    assert dispatch.wants(0, delivery.number)
     assert dispatch.ack(0, T0 + 3000)
-    assert not dispatch.wants(1, 0)
+    assert not dispatch.wants(0, delivery.number)
 
 
 def test_shared_consumers_take_over_what_another_ones_connection_does_not_take_and_that_is_no_failure():
     dispatch = machine(SHARED, (1, 2), fed=4, window=4, max_redelivery_count=0)
-    assert [delivery.consumer for delivery in dispatch.take()] == [1, 2, 1, 2]
+    deliveries = dispatch.take()
+    assert [delivery.consumer for delivery in deliveries] == [1, 2, 1, 2]
     for offset in (1, 3):
-        dispatch.sent(2, offset, T0)
+        dispatch.sent(2, offset, deliveries[offset].number, T0)
         dispatch.ack(offset, T0)
     dispatch.tick(T0 + 30)
     assert pairs(dispatch) == [(2, 0), (2, 2)]
-    assert not dispatch.wants(1, 0)
+    assert not dispatch.wants(0, deliveries[0].number)
     dispatch.ack(0, T0 + 30)
     dispatch.ack(2, T0 + 30)
     dispatch.feed(messages(4, 6), T0 + 30)
     assert pairs(dispatch) == [(2, 4), (2, 5)]
     dispatch.ack(4, T0 + 30)
     dispatch.ack(5, T0 + 30)
-    assert dispatch.sent(1, 0, T0 + 31), "it goes on, and has its turns again"
+    assert dispatch.sent(1, 0, deliveries[0].number, T0 + 31), "it goes on, and has its turns again"
     dispatch.feed(messages(6, 8), T0 + 31)
     assert pairs(dispatch) == [(1, 6), (2, 7)]
 

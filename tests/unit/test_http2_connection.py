@@ -318,3 +318,35 @@ def test_windows_of_ours_are_opened_again_when_half_is_used():
     for number, window in ((1, connections.STREAM_WINDOW), (0, connections.CONNECTION_WINDOW)):
         returned = sum(more for stream, more in given_back if stream == number)
         assert used - window // 2 <= returned <= used
+
+
+def test_a_message_counts_as_sent_once_the_peers_windows_have_let_its_last_byte_go():
+    """J8."""
+    connection, stream, _ = opened()
+    connection.receive(settings_frame({Setting.INITIAL_WINDOW_SIZE: 0}))
+    sent = []
+    for number in range(3):
+        assert stream.write(bytes(10)) is True
+        stream.when_sent(lambda number=number: sent.append(number))
+    connection.take_output()
+    assert sent == [], "no byte of them has left"
+    for more, gone in ((14, []), (1, [0]), (16, [0, 1]), (100, [0, 1, 2])):
+        connection.receive(frames.window_update(1, more))
+        connection.take_output()
+        assert sent == gone
+    stream.when_sent(lambda: sent.append("at once"))
+    assert sent[-1] == "at once"
+
+
+def test_nothing_counts_as_sent_of_a_call_that_ends_before():
+    """J8."""
+    connection, stream, _ = opened()
+    connection.receive(settings_frame({Setting.INITIAL_WINDOW_SIZE: 0}))
+    sent = []
+    stream.write(b"x")
+    stream.when_sent(lambda: sent.append(1))
+    connection.receive(frame(RST_STREAM, 0, 1, bytes(4)))
+    stream.when_sent(lambda: sent.append(2))
+    connection.receive(frames.window_update(0, 100))
+    connection.take_output()
+    assert sent == []

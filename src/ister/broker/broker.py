@@ -519,6 +519,10 @@ class Broker:
 
     # --- what topics ask of us (topic.Home) ------------------------------------------------------------------------------
 
+    def wall_us(self) -> int:
+        """Return the wall-clock time in microseconds."""
+        return self._clock.wall_us()
+
     async def wait_in_table(self, topic: Topic, upto: int) -> None:
         """Return once the topic's table has everything below `upto`; the pipeline is woken for it."""
         timeout_s = topic.policies.ack_timeout_ms / 1000

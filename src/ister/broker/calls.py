@@ -17,6 +17,8 @@ from ister.broker.status import INTERNAL_TEXT, status_of
 from ister.core.errors import IsterError, LimitError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from google.protobuf.message import Message
 
     from ister.broker.http2.connection import Connection
@@ -77,6 +79,10 @@ class Call:
     def cancelled(self) -> bool:
         """Whether the client has gone."""
         return self.stream.closed
+
+    def when_sent(self, done: Callable[[], None]) -> None:
+        """Call `done` once all that was written so far has left the send buffer; never, if the call ends before."""
+        self.stream.when_sent(done)
 
     def end(self, code: StatusCode, text: str) -> None:
         """Answer with a status."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -23,6 +24,7 @@ from ister.broker.service import Prompt, ServerStream, Service, Unary
 from ister.broker.subscription import ReliableSubscription
 from ister.broker.texts import check_name
 from ister.broker.v1_shapes import subscription_names
+from ister.core.delivery_id import split_delivery_id, with_delivery_id
 from ister.core.dispatch import SubscriptionType
 from ister.core.errors import (
     DeniedError,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ister.broker.broker import Broker
+    from ister.broker.service import Call
     from ister.broker.stream import Consumer
     from ister.broker.topic import Subscription, Topic
     from ister.core.message import StreamMessage
@@ -147,7 +150,7 @@ class Consuming:
                 broker.consumers.pop(gone.id, None)
             subscription.record = changed
             if record.kind is not kind:
-                _change_type(subscription, changed)
+                subscription.change_type(changed)
                 log.info("subscription_type_changed", topic=topic.text, subscription=subscription.name,
                          before=record.kind.name, type=kind.name)  # fmt: skip
         known = subscription.consumers.get(name)
@@ -159,7 +162,7 @@ class Consuming:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    async def receive_messages(self, request: ReceiveRequest) -> AsyncIterator[bytes]:
+    async def receive_messages(self, request: ReceiveRequest, call: Call) -> AsyncIterator[bytes]:
         """Deliver messages for as long as the connection lasts, or until the same consumer opens another stream."""
         found = self._broker.consumers.get(request.consumer_id)
         if found is None and self._broker.holding is not None:
@@ -175,12 +178,13 @@ class Consuming:
             outbox, reliable = stream.outbox, subscription.reliable
             while not stream.ended:
                 while outbox:
-                    message = outbox.popleft()
+                    message, number = outbox.popleft()
                     if reliable is None:
-                        yield wire_bytes(message, subscription.name)
-                    elif reliable.wants(consumer, message):
-                        yield wire_bytes(message, subscription.name)  # which comes back once the connection has room
-                        reliable.sent(consumer, message)
+                        yield wire_bytes(message, subscription.name, message.msg_id.broker_addr)
+                    elif reliable.wants(message, number):
+                        address = with_delivery_id(message.msg_id.broker_addr, reliable.delivery_id)
+                        yield wire_bytes(message, subscription.name, address)
+                        call.when_sent(partial(reliable.sent, consumer, stream, message.offset, number))
                 await stream.wait()
             if stream.failure is not None:
                 raise stream.failure
@@ -190,12 +194,13 @@ class Consuming:
     # --- acknowledging ------------------------------------------------------------------------------------------------
 
     def ack(self, request: AckRequest) -> AckResponse:
-        """Take an acknowledgement; one that nobody waits for is fine."""
+        """Take an acknowledgement; one that nobody waits for, or that is meant for a deleted topic, is fine."""
         if not request.HasField("msg_id"):
             raise InvalidRequestError("msg_id is missing")
         subscription = self._subscription(request.msg_id.topic_name, request.subscription_name)
         if isinstance(subscription, ReliableSubscription):
-            subscription.ack(request.msg_id.topic_offset)
+            _, delivery = split_delivery_id(request.msg_id.broker_addr)
+            subscription.ack(request.msg_id.topic_offset, delivery)
         return AckResponse(request_id=request.request_id)
 
     def nack(self, request: NackRequest) -> NackResponse:
@@ -204,8 +209,9 @@ class Consuming:
             raise InvalidRequestError("msg_id is missing")
         subscription = self._subscription(request.msg_id.topic_name, request.subscription_name)
         if isinstance(subscription, ReliableSubscription):
+            _, delivery = split_delivery_id(request.msg_id.broker_addr)
             reason = request.reason[:REASON_CHARS_MAX]
-            subscription.nack(request.msg_id.topic_offset, request.delay_ms, reason)
+            subscription.nack(request.msg_id.topic_offset, request.delay_ms, reason, delivery)
         return NackResponse(request_id=request.request_id)
 
     def _subscription(self, topic: str, name: str) -> Subscription:
@@ -270,15 +276,8 @@ def _check_limits(topic: Topic, subscription: Subscription, name: str, now: floa
         )
 
 
-def _change_type(subscription: Subscription, record: SubscriptionRecord) -> None:
-    if isinstance(subscription, ReliableSubscription):
-        subscription.start_anew(record, subscription.cursor)
-    else:
-        subscription.change_type(record)
-
-
-def wire_bytes(message: StreamMessage, subscription: str) -> bytes:
-    """Return a message as it goes over the wire."""
+def wire_bytes(message: StreamMessage, subscription: str, address: str) -> bytes:
+    """Return a message as it goes over the wire, with a broker_addr of its own."""
     wire = WireMessage(
         request_id=message.request_id,
         payload=message.payload,
@@ -292,7 +291,7 @@ def wire_bytes(message: StreamMessage, subscription: str) -> bytes:
     wire_id, msg_id = wire.msg_id, message.msg_id
     wire_id.producer_id = msg_id.producer_id
     wire_id.topic_name = msg_id.topic_name
-    wire_id.broker_addr = msg_id.broker_addr
+    wire_id.broker_addr = address
     wire_id.topic_offset = msg_id.topic_offset
     if message.attributes:
         wire.attributes.update(message.attributes)

@@ -34,6 +34,9 @@ class Call(Protocol):
     def cancelled(self) -> bool:
         """Whether the client has gone."""
 
+    def when_sent(self, done: Callable[[], None]) -> None:
+        """Call `done` once all that was sent so far has left for the client; never, if the call ends before."""
+
 
 UnaryHandler: TypeAlias = Callable[[Any], Awaitable[Message]] | Callable[[Any, Call], Awaitable[Message]]
 StreamHandler: TypeAlias = (

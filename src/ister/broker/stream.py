@@ -23,13 +23,14 @@ class Stream:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._news: asyncio.Future[None] | None = None
-        self.outbox: deque[StreamMessage] = deque()
+        self.outbox: deque[tuple[StreamMessage, int]] = deque()
+        """Messages, each with the number of its hand-out, 0 on a topic that is not reliable."""
         self.ended = False
         self.failure: IsterError | None = None
 
-    def push(self, message: StreamMessage) -> None:
+    def push(self, message: StreamMessage, number: int = 0) -> None:
         """Give a message to the connection."""
-        self.outbox.append(message)
+        self.outbox.append((message, number))
         if self._news is not None:
             self._wake()
 

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import structlog
 
 from ister.broker.stream import Consumer, Stream, tell_promoted
+from ister.core.delivery_id import DeliveryId
 from ister.core.dispatch import Dispatch, SubscriptionType
 from ister.core.errors import BusyError, IsterError, LogClosedError, OffsetOutOfRangeError
+from ister.core.failure import FailurePolicy
 from ister.core.rate import TokenBucket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ister.broker.records import SubscriptionRecord
     from ister.core.dispatch import DeadLetter
-    from ister.core.failure import FailurePolicy
     from ister.core.message import StreamMessage
     from ister.storage.persistent import Reader
 
@@ -41,12 +42,26 @@ class Home(Protocol):
     text: str
 
     @property
+    def generation(self) -> int:
+        """What tells it from a deleted topic of its name."""
+        ...
+
+    @property
+    def recovered_offset(self) -> int:
+        """Where it ended when this process opened it: messages below may have been delivered before."""
+        ...
+
+    @property
     def start_offset(self) -> int:
         """The oldest offset that can be read."""
         ...
 
     async def read_from(self, offset: int) -> Reader:
         """Read from an offset on."""
+        ...
+
+    def wall_us(self) -> int:
+        """Return the wall-clock time in microseconds."""
         ...
 
     def cursor_moved(self) -> None:
@@ -71,7 +86,15 @@ class ReliableSubscription:
     """A subscription of a reliable topic."""
 
     def __init__(
-        self, home: Home, name: str, record: SubscriptionRecord, cursor: int, *, window: int, grace_s: float, rate: int
+        self,
+        home: Home,
+        name: str,
+        record: SubscriptionRecord,
+        cursor: int,
+        *,
+        window: int,
+        grace_s: float,
+        rate: int,
     ) -> None:
         self.name = name
         self.record = record
@@ -96,16 +119,14 @@ class ReliableSubscription:
         """Why dead letters could not be stored, as far as it is logged; emptied when one is stored."""
         self._alarm: asyncio.TimerHandle | None = None
         self._rate = TokenBucket(rate, self._loop.time())
+        self._replay = 0
+        """When the cursor was last reset, 0 if never since the start: an answer to an earlier delivery means nothing."""
         self._resume_at = 0.0
         """When reading may begin; later than now after a bug."""
-        self._dispatch = self._make(cursor)
-
-    def _make(self, cursor: int) -> Dispatch:
-        record = self.record
-        window = record.window or self._window
-        if record.failure_policy is None:
-            return Dispatch(record.kind, cursor, window=window, grace_s=self._grace_s)
-        return Dispatch(record.kind, cursor, window=window, policy=record.failure_policy, grace_s=self._grace_s)
+        self._dispatch = Dispatch(
+            record.kind, cursor, window=record.window or window, policy=record.failure_policy or FailurePolicy(),
+            grace_s=grace_s,
+        )  # fmt: skip
 
     # --- where it stands ----------------------------------------------------------------------------------------------
 
@@ -165,10 +186,10 @@ class ReliableSubscription:
         """Begin to deliver; an earlier stream of the same consumer ends."""
         if self.problem is not None:
             raise self.problem
-        now = self._loop.time()
-        self._drop_stream(consumer, now)
+        if consumer.stream is not None:
+            consumer.stream.end()  # and no more: the consumer has not left, so an active one stays so
         consumer.stream = Stream()
-        self._dispatch.connect(consumer.id, now)
+        self._dispatch.connect(consumer.id, self._loop.time())
         self._tell_promoted()
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read())
@@ -198,19 +219,29 @@ class ReliableSubscription:
             now = None if active is None else self._by_id[active]
             self._leading = tell_promoted(self._home.text, self.name, self._leading, now)
 
-    def wants(self, consumer: Consumer, message: StreamMessage) -> bool:
-        """Whether a message of a stream's outbox is still to be sent to its consumer."""
-        return self._dispatch.wants(consumer.id, message.msg_id.topic_offset)
+    @property
+    def delivery_id(self) -> DeliveryId:
+        """What messages carry that are delivered now."""
+        return DeliveryId(self._home.generation, self._replay)
 
-    def sent(self, consumer: Consumer, message: StreamMessage) -> None:
-        """Take note that a consumer's connection has taken a message: the time for its answer begins."""
-        if self._dispatch.sent(consumer.id, message.msg_id.topic_offset, self._loop.time()):
-            self._settle()
+    def wants(self, message: StreamMessage, number: int) -> bool:
+        """Whether a message of a stream's outbox is still to be sent to its consumer."""
+        return self._dispatch.wants(message.msg_id.topic_offset, number)
+
+    def sent(self, consumer: Consumer, stream: Stream, offset: int, number: int) -> None:
+        """Take note that a consumer's connection has taken a message: the time for its answer begins.
+
+        A stream that another has replaced says nothing of what the consumer has now.
+        """
+        if consumer.stream is stream and self._dispatch.sent(consumer.id, offset, number, self._loop.time()):
+            self._loop.call_soon(self._go_on)  # not here: whoever calls is writing to a connection
 
     # --- what consumers and operators say -----------------------------------------------------------------------------
 
-    def ack(self, offset: int) -> None:
+    def ack(self, offset: int, delivery: DeliveryId | None) -> None:
         """Take an acknowledgement; one that is not expected changes nothing."""
+        if not self._concerns(offset, delivery):
+            return
         before = self._dispatch.cursor
         if self._dispatch.ack(offset, self._loop.time()):
             self.acked += 1
@@ -218,11 +249,23 @@ class ReliableSubscription:
                 self._home.cursor_moved()
             self._settle()
 
-    def nack(self, offset: int, delay_ms: int, reason: str) -> None:
+    def nack(self, offset: int, delay_ms: int, reason: str, delivery: DeliveryId | None) -> None:
         """Take a negative acknowledgement."""
+        if not self._concerns(offset, delivery):
+            return
         if self._dispatch.nack(offset, delay_ms, reason, self._loop.time()):
             self.nacked += 1
             self._settle()
+
+    def _concerns(self, offset: int, delivery: DeliveryId | None) -> bool:
+        """Return True if an answer is about this topic, not a deleted one of the same name, and since the last reset.
+
+        Without a delivery id it comes from a client that does not echo it, or was delivered by an older release: then it
+        counts for what was delivered here, or may have been delivered before this process began.
+        """
+        if delivery is not None:
+            return delivery.generation == self._home.generation and delivery.replay >= self._replay
+        return offset < self._home.recovered_offset or self._dispatch.was_handed_out(offset)
 
     def configure(self, record: SubscriptionRecord) -> None:
         """Apply another window or failure policy at once."""
@@ -241,17 +284,22 @@ class ReliableSubscription:
             self._rate = TokenBucket(rate, self._loop.time())
             self._settle()
 
-    def start_anew(self, record: SubscriptionRecord, cursor: int) -> None:
-        """Go on from another place, or as another type: what is outstanding is forgotten, the consumers stay."""
-        self._rest()
-        now = self._loop.time()
+    def start_anew(self, cursor: int) -> None:
+        """Go on from another place: what is outstanding or acknowledged beyond it is forgotten, the consumers stay."""
+        self._replay = self._home.wall_us()
+        self._restart(cursor, ())
+
+    def change_type(self, record: SubscriptionRecord) -> None:
+        """Go on as another type: what is outstanding is handed out again, the consumers stay."""
         self.record = record
-        self._dispatch = self._make(cursor)
+        self._restart(self._dispatch.cursor, self._dispatch.finished)
+
+    def _restart(self, cursor: int, finished: Sequence[tuple[int, int]]) -> None:
+        self._rest()
+        self._dispatch.restart(self.record.kind, cursor, self._loop.time(), finished=finished)
         for consumer in self.consumers.values():
-            self._dispatch.join(consumer.id, consumer.filters, now)
             if consumer.stream is not None:
                 consumer.stream.outbox.clear()
-                self._dispatch.connect(consumer.id, now)
         self._tell_promoted()
         if self.connected():
             self._reading = asyncio.create_task(self._read())
@@ -261,13 +309,18 @@ class ReliableSubscription:
     def close(self, failure: IsterError | None = None) -> None:
         """End every stream and stop; nothing more is delivered."""
         self._rest()
+        self._end_streams(failure)
+        for task in self._letters:
+            task.cancel()
+
+    def _end_streams(self, failure: IsterError | None) -> None:
+        now = self._loop.time()
         for consumer in self.consumers.values():
             if consumer.stream is not None:
                 consumer.stream.end(failure)
                 consumer.stream = None
-                consumer.left_at = self._loop.time()
-        for task in self._letters:
-            task.cancel()
+                consumer.left_at = now
+                self._dispatch.disconnect(consumer.id, now)
 
     def _rest(self) -> None:
         """Stop reading: nobody listens."""
@@ -291,10 +344,10 @@ class ReliableSubscription:
             if deliveries:
                 self.delivered += len(deliveries)
                 by_id = self._by_id
-                for number, message, _ in deliveries:
-                    stream = by_id[number].stream
+                for consumer, message, _, number in deliveries:
+                    stream = by_id[consumer].stream
                     assert stream is not None, "deliveries go to connected consumers"
-                    stream.push(message)
+                    stream.push(message, number)
                     self.delivered_bytes += len(message.payload)
             room = dispatch.room
             if self._ahead_at == len(self._ahead) or not room or self._reading is None:
@@ -346,6 +399,9 @@ class ReliableSubscription:
 
     def _ring(self) -> None:
         self._alarm = None
+        self._go_on()
+
+    def _go_on(self) -> None:
         try:
             before = self._dispatch.cursor
             self._dispatch.tick(self._loop.time())
@@ -413,15 +469,9 @@ class ReliableSubscription:
         self._rest()
         now = self._loop.time()
         self._resume_at = now + RETRY_S
-        self._dispatch = self._make(self._dispatch.cursor)
-        for consumer in self.consumers.values():
-            self._dispatch.join(consumer.id, consumer.filters, now)
-            if consumer.stream is not None:
-                consumer.stream.end(
-                    BusyError("a bug in the broker, whose log says more, has ended this; subscribe again")
-                )
-                consumer.stream = None
-                consumer.left_at = now
+        dispatch = self._dispatch
+        dispatch.restart(dispatch.kind, dispatch.cursor, now, finished=dispatch.finished)
+        self._end_streams(BusyError("a bug in the broker, whose log says more, has ended this; subscribe again"))
 
     async def _read_on(self, reader: Reader) -> None:
         dispatch = self._dispatch
@@ -460,11 +510,11 @@ class ReliableSubscription:
             await self._home.store_dead_letter(self.name, letter, policy)
         except IsterError as error:
             self._log_letter_cause(offset, str(error))
-            self._dispatch.dead_letter_failed(offset, self._loop.time())
+            self._dispatch.dead_letter_failed(offset, self._loop.time(), letter.number)
         else:
             self.dead_lettered += 1
             self._letter_causes.clear()
-            self._dispatch.dead_letter_stored(offset, self._loop.time())
+            self._dispatch.dead_letter_stored(offset, self._loop.time(), letter.number)
             self._home.cursor_moved()
         self._settle()
 

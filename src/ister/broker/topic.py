@@ -48,6 +48,10 @@ class Producer:
 class Home(Protocol):
     """What a topic needs of its broker."""
 
+    def wall_us(self) -> int:
+        """Return the wall-clock time in microseconds."""
+        ...
+
     async def wait_in_table(self, topic: Topic, upto: int) -> None:
         """Return once the topic's table has everything below `upto`."""
         ...
@@ -91,6 +95,8 @@ class Topic:
         self.settings_of: dict[str, SubscriptionRecord] = {}
         """What was set for subscriptions that nobody has made yet."""
         self.messages_in = self.bytes_in = 0
+        self.recovered_offset = 0 if storage is None else storage.next_offset
+        """Where it ended when this process opened it."""
         self._storage = storage
         self._settings = settings
         self._home = home
@@ -263,6 +269,10 @@ class Topic:
             for name, subscription in self.subscriptions.items()
             if isinstance(subscription, ReliableSubscription)
         }
+
+    def wall_us(self) -> int:
+        """Return the wall-clock time in microseconds."""
+        return self._home.wall_us()
 
     def cursor_moved(self) -> None:
         """Save the cursors soon."""

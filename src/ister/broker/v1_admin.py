@@ -106,7 +106,7 @@ class V1Admin:
                 raise OffsetOutOfRangeError(cursor, storage.start_offset, storage.next_offset)
             previous = subscription.cursor
             # In memory first: progress that is just being saved is then never written over what is written here.
-            subscription.start_anew(subscription.record, cursor)
+            subscription.start_anew(cursor)
             await storage.reset_cursor(subscription.name, cursor)
         log.info("cursor_reset", topic=topic.text, subscription=subscription.name, cursor=cursor, previous=previous)
         return pb.ResetCursorResponse(cursor=cursor, previous=previous)

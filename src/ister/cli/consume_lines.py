@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ister.cli import message_lines
 from ister.cli.display import moment
+from ister.core.delivery_id import split_delivery_id
 from ister.core.message import MsgID, StreamMessage
 
 if TYPE_CHECKING:
@@ -67,11 +68,12 @@ def bare_payloads() -> DeliveredLines:
 
 
 def from_wire(message: Delivered) -> StreamMessage:
-    """Return a delivered message as ours; when it was appended does not travel."""
+    """Return a delivered message as ours; when it was appended does not travel, and the delivery is no part of it."""
     found = message.msg_id
+    address, _ = split_delivery_id(found.broker_addr)
     return StreamMessage(
         message.payload,
-        MsgID(found.producer_id, found.topic_name, found.broker_addr, found.topic_offset),
+        MsgID(found.producer_id, found.topic_name, address, found.topic_offset),
         message.request_id,
         message.publish_time,
         message.producer_name,

@@ -14,6 +14,8 @@ What the texts leave open is decided so that nothing is lost or skipped (I9):
   no failure of the message, however long that lasts: shared consumers hand it to another after the ack timeout.
 - The window counts what is with consumers. A message that waits for its next try takes no slot; `room` bounds those.
 - Only failures (a nack, a timeout) exhaust a message. The `attempt` of a delivery counts losses of a consumer, too.
+- Each hand-out has a number of its own. `wants`, `sent` and the answers to dead letters refer to one hand-out: what became
+  of an earlier one of the same message does not concern the present one.
 - A message that this process has not handed out may be acknowledged: by someone who got it before a restart.
 - KeyShared: a key that only absent consumers take waits for them until they leave, however long that is. Only what no
   registered consumer takes is skipped. A key whose dead letter is not stored yet stays where it is.
@@ -22,6 +24,7 @@ What the texts leave open is decided so that nothing is lost or skipped (I9):
 
 from __future__ import annotations
 
+from collections import deque
 from enum import IntEnum
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
@@ -54,11 +57,12 @@ class SubscriptionType(IntEnum):
 
 
 class Delivery(NamedTuple):
-    """Send this message to this consumer; `attempt` is 1 the first time."""
+    """Send this message to this consumer; `attempt` is 1 the first time, `number` is this hand-out's alone."""
 
     consumer: int
     message: StreamMessage
     attempt: int
+    number: int
 
 
 class DeadLetter(NamedTuple):
@@ -67,32 +71,54 @@ class DeadLetter(NamedTuple):
     message: StreamMessage
     attempt: int
     reason: str
+    number: int = 0
 
 
 class Dispatch:
-    """One subscription. `now` is a monotonic time in seconds. Call `take` after each event, and `tick` when `due`."""
+    """One subscription. `now` is a monotonic time in seconds. Call `take` after each event, and `tick` when `due`.
+
+    `finished` are ranges [start, stop) beyond the cursor that need no delivery.
+    """
 
     def __init__(
         self,
         kind: SubscriptionType,
         cursor: int,
         *,
+        finished: Sequence[tuple[int, int]] = (),
         window: int = 10,
         policy: FailurePolicy = FailurePolicy(),  # noqa: B008  # it is frozen
         grace_s: float = 10.0,
     ) -> None:
         if window < 1 or cursor < 0:
             raise ValueError(f"a window of {window} at cursor {cursor}")
-        self.kind = kind
         self.redelivered = self.dropped = self.skipped = 0  # how many so far: tried again, given up, taken by nobody
         self._window = window
         self._policy = policy
         self._now = 0.0
-        self._ledger = Ledger(cursor)
+        self._next_number = 1
+        self._valid_from = 1  # what was handed out by a lower number was forgotten by a reset
         self._consumers = Consumers(window, grace_s)
+        self._begin(kind, cursor, finished)
+
+    def _begin(self, kind: SubscriptionType, cursor: int, finished: Sequence[tuple[int, int]]) -> None:
+        self.kind = kind
+        self._ledger = Ledger(cursor, finished)
         self._lanes = Lanes() if kind is SubscriptionType.KEY_SHARED else None
         self._ready: list[int] = []  # without lanes: a heap of the retries that are due
-        self._fresh = cursor  # without lanes: nothing below waits for its first delivery
+        self._fresh: deque[int] = deque()  # without lanes: what waits for its first delivery, or was finished meanwhile
+
+    def restart(
+        self, kind: SubscriptionType, cursor: int, now: float, *, finished: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Forget every message and begin again at a cursor, perhaps as another type; consumers and counters stay."""
+        self._now = max(self._now, now)
+        self._begin(kind, cursor, finished)
+        self._valid_from = self._next_number
+        for consumer in self._consumers.registered.values():
+            consumer.reset(self._now)
+            if self._lanes is not None:
+                self._lanes.ring.add(consumer)
 
     # --- consumers ----------------------------------------------------------------------------------------------------
 
@@ -156,29 +182,35 @@ class Dispatch:
     def feed(self, messages: Sequence[StreamMessage], now: float) -> None:
         """Take what was read. ValueError when an offset is not the next one, and then nothing is taken."""
         self._now = max(self._now, now)
-        self._ledger.feed(messages)
-        if self._lanes is not None:
-            for message in messages:
-                self._lanes.add(message.msg_id.topic_offset, key_of(message))
+        offsets = self._ledger.feed(messages)
+        if self._lanes is None:
+            self._fresh.extend(offsets)
+        else:
+            for offset in offsets:
+                self._lanes.add(offset, key_of(self._ledger.waiting[offset]))
+
+    def skip_missing(self, stop: int, now: float) -> None:
+        """Finish what is to be fed next, [next_offset, stop): the reader was told to skip what no tier has any more."""
+        self._now = max(self._now, now)
+        self._ledger.skip_missing(stop)
 
     def skip_to(self, offset: int, now: float) -> None:
         """Forget everything below: retention has deleted it. What is out and below is not waited for any more."""
         self._now = max(self._now, now)
         self._ledger.skip_to(offset)
-        self._fresh = max(self._fresh, offset)
         if self._lanes is not None:
             self._lanes.skip_to(offset)
 
-    def wants(self, consumer: int, offset: int) -> bool:
-        """Whether a delivery is still to be sent; otherwise it was finished, handed to another or sent meanwhile."""
+    def wants(self, offset: int, number: int) -> bool:
+        """Whether a hand-out still holds, so that it is to be sent; otherwise it was finished or handed out again meanwhile."""
         parcel = self._ledger.out.get(offset)
-        return parcel is not None and not parcel.sent and parcel.consumer.id == consumer
+        return parcel is not None and parcel.number == number
 
-    def sent(self, consumer: int, offset: int, now: float) -> bool:
+    def sent(self, consumer: int, offset: int, number: int, now: float) -> bool:
         """Begin to wait for an answer: the connection has taken a delivery. True: a stalled consumer gets more, so `take`."""
         self._now = max(self._now, now)
         parcel = self._ledger.out.get(offset)
-        if parcel is not None and parcel.consumer.id == consumer:
+        if parcel is not None and parcel.number == number:
             parcel.sent = True
             self._ledger.count_from(parcel, self._now)
         known = self._consumers.registered.get(consumer)
@@ -186,6 +218,10 @@ class Dispatch:
             return False
         known.stalled = False
         return True
+
+    def was_handed_out(self, offset: int) -> bool:
+        """Whether an unfinished message was ever given to a consumer here."""
+        return self._ledger.cursor.at <= offset < self._ledger.next_offset and offset not in self._ledger.waiting
 
     def ack(self, offset: int, now: float) -> bool:
         """Finish a message, wherever it is by now; False when it is unknown or finished already."""
@@ -207,16 +243,19 @@ class Dispatch:
         self._fail(parcel, delay_ms, reason)
         return True
 
-    def dead_letter_stored(self, offset: int, now: float) -> None:
-        """Finish a message whose copy is safe, even if the policy has changed meanwhile."""
-        self.ack(offset, now)
+    def dead_letter_stored(self, offset: int, now: float, number: int | None = None) -> None:
+        """Finish a message whose copy is safe, even if the policy has changed meanwhile; not if it is replayed."""
+        if number is None or number >= self._valid_from:
+            self.ack(offset, now)
 
-    def dead_letter_failed(self, offset: int, now: float) -> None:
-        """Offer the copy again, later each time."""
+    def dead_letter_failed(self, offset: int, now: float, number: int | None = None) -> None:
+        """Offer the copy again, later each time; not if another hand-out has made the message a dead letter again."""
         self._now = max(self._now, now)
         ledger = self._ledger
-        if offset in ledger.dead and offset not in ledger.letters and offset not in ledger.timers:
-            dead = ledger.dead[offset]
+        dead = ledger.dead.get(offset)
+        if dead is None or (number is not None and dead.number != number):
+            return
+        if offset not in ledger.letters and offset not in ledger.timers:
             dead.letter_failures += 1
             delay_s = backoff_s(dead.letter_failures, DEAD_LETTER_RETRY_MAX_S, DEAD_LETTER_RETRY_S)
             ledger.timers.set(offset, self._now + delay_s)
@@ -286,7 +325,9 @@ class Dispatch:
 
     def take_dead_letters(self) -> list[DeadLetter]:
         """Return what is to be stored in the dead letter topic; each is answered by `dead_letter_stored` or `_failed`."""
-        letters = [DeadLetter(each.message, each.attempt, each.reason) for each in self._ledger.letters.values()]
+        letters = [
+            DeadLetter(each.message, each.attempt, each.reason, each.number) for each in self._ledger.letters.values()
+        ]
         self._ledger.letters.clear()
         return letters
 
@@ -294,6 +335,11 @@ class Dispatch:
     def cursor(self) -> int:
         """Everything below is acknowledged or skipped."""
         return self._ledger.cursor.at
+
+    @property
+    def finished(self) -> list[tuple[int, int]]:
+        """The ranges [start, stop) beyond the cursor that are finished, in order."""
+        return self._ledger.cursor.ranges
 
     @property
     def next_offset(self) -> int:
@@ -352,15 +398,14 @@ class Dispatch:
 
     def _take_new(self, deliveries: list[Delivery]) -> None:
         """Hand out what was never handed out, in offset order."""
-        offset = self._fresh
-        while offset < self._ledger.next_offset:
-            if offset in self._ledger.waiting:  # otherwise it was finished meanwhile
-                consumer = self._next_consumer(offset)
+        fresh, waiting = self._fresh, self._ledger.waiting
+        while fresh:
+            if fresh[0] in waiting:  # otherwise it was finished meanwhile
+                consumer = self._next_consumer(fresh[0])
                 if consumer is None:
                     break
-                self._send(offset, consumer, deliveries)
-            offset += 1
-        self._fresh = offset
+                self._send(fresh[0], consumer, deliveries)
+            fresh.popleft()
 
     def _next_consumer(self, offset: int) -> Consumer | None:
         """Return who gets this message now; None when it has to wait."""
@@ -386,10 +431,11 @@ class Dispatch:
             lanes.taken(consumer, share)
 
     def _send(self, offset: int, consumer: Consumer, deliveries: list[Delivery]) -> None:
-        parcel = self._ledger.hand_out(offset, consumer, self._now)
+        parcel = self._ledger.hand_out(offset, consumer, self._next_number, self._now)
+        self._next_number += 1
         if parcel.attempt > 1:
             self.redelivered += 1
-        deliveries.append(Delivery(consumer.id, parcel.message, parcel.attempt))
+        deliveries.append(Delivery(consumer.id, parcel.message, parcel.attempt, parcel.number))
 
     # --- taking back --------------------------------------------------------------------------------------------------
 

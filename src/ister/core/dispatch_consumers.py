@@ -32,6 +32,14 @@ class Consumer:
         self.queue: list[tuple[int, str]] = []
         self.queued = False
 
+    def reset(self, now: float) -> None:
+        """Hold nothing; place and connection stay."""
+        self.holds = 0
+        self.since = now
+        self.stalled = False
+        self.queue.clear()
+        self.queued = False
+
 
 class Consumers:
     """Who is registered, who is connected, who is active, and who is next."""

@@ -6,7 +6,7 @@ is finished. Bytes of payloads are counted with every move.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from ister.core.dispatch_cursor import Cursor
@@ -26,7 +26,8 @@ WAITING_MAX = 10_000
 class Parcel:
     """A message that was handed out: to whom, whether his connection has taken it, how often, and how often that failed.
 
-    It counts as unanswered `since` it was handed out, and from the moment on when it was sent.
+    It counts as unanswered `since` it was handed out, and from the moment on when it was sent. `number` is that of its
+    last delivery.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class Parcel:
         "failures",
         "letter_failures",
         "message",
+        "number",
         "offset",
         "reason",
         "sent",
@@ -49,6 +51,7 @@ class Parcel:
         self.consumer = consumer
         self.since = 0.0
         self.sent = False
+        self.number = 0
         self.attempt = 0
         self.failures = 0
         self.letter_failures = 0
@@ -58,9 +61,10 @@ class Parcel:
 class Ledger:
     """The places, by offset, and what moves a message from one to another."""
 
-    def __init__(self, cursor: int) -> None:
-        self.cursor = Cursor(cursor)
+    def __init__(self, cursor: int, finished: Sequence[tuple[int, int]] = ()) -> None:
+        self.cursor = Cursor(cursor, finished)
         self.next_offset = cursor
+        self._finished = deque(self.cursor.ranges)  # what was finished before it was read here
         self.waiting: dict[int, StreamMessage] = {}
         self.out: OrderedDict[int, Parcel] = OrderedDict()  # by `since`, so in the order of timing out
         self.retry: dict[int, Parcel] = {}
@@ -80,8 +84,11 @@ class Ledger:
         """Whether so much waits for a delivery that nothing more should be read."""
         return self.kept >= WAITING_MAX or self._kept_bytes >= BYTES_MAX or self._waiting_bytes >= BYTES_MAX
 
-    def feed(self, messages: Sequence[StreamMessage]) -> None:
-        """Take the next messages. ValueError when one of them is not the next, and then none is taken."""
+    def feed(self, messages: Sequence[StreamMessage]) -> Sequence[int]:
+        """Take the next messages; return the offsets of those that are not finished already.
+
+        ValueError when one of them is not the next, and then none is taken.
+        """
         start = stop = self.next_offset
         size = 0
         for message in messages:
@@ -89,9 +96,27 @@ class Ledger:
                 raise ValueError(f"fed offset {message.msg_id.topic_offset} instead of {stop}")
             size += len(message.payload)
             stop += 1
-        self.waiting.update(zip(range(start, stop), messages, strict=True))
+        offsets: Sequence[int] = range(start, stop)
+        if self._finished:
+            offsets = [offset for offset in offsets if not self._is_finished(offset)]
+            messages = [messages[offset - start] for offset in offsets]
+            size = sum(len(message.payload) for message in messages)
+        self.waiting.update(zip(offsets, messages, strict=True))
         self._waiting_bytes += size
         self.next_offset = stop
+        return offsets
+
+    def _is_finished(self, offset: int) -> bool:
+        """Return True if the next offset was finished before it was read here; ask in order of offsets."""
+        finished = self._finished
+        while finished and finished[0][1] <= offset:
+            finished.popleft()
+        return bool(finished) and finished[0][0] <= offset
+
+    def skip_missing(self, stop: int) -> None:
+        """Finish [next_offset, stop), of which there are no messages."""
+        self.cursor.finish_range(self.next_offset, stop)
+        self.next_offset = max(self.next_offset, stop)
 
     def deliverable(self, offset: int) -> bool:
         """Whether a message waits for a delivery, its first or another."""
@@ -105,7 +130,7 @@ class Ledger:
         size = self.retry[offset].size if message is None else len(message.payload)
         return self._out_bytes + size <= BYTES_MAX
 
-    def hand_out(self, offset: int, consumer: Consumer, now: float) -> Parcel:
+    def hand_out(self, offset: int, consumer: Consumer, number: int, now: float) -> Parcel:
         """Move a deliverable message to a consumer."""
         message = self.waiting.pop(offset, None)
         if message is None:
@@ -117,6 +142,7 @@ class Ledger:
             self._waiting_bytes -= parcel.size
         parcel.since = now
         parcel.sent = False
+        parcel.number = number
         parcel.attempt += 1
         if not consumer.holds:
             consumer.since = now

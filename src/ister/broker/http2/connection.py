@@ -222,6 +222,9 @@ class Connection:
         if sent < len(data):
             stream.unsent.append(memoryview(data)[sent:])  # not copied each time that a small window opens
         stream.unsent_bytes = len(data) - sent
+        stream.sent_bytes += sent
+        while stream.sent_marks and stream.sent_marks[0][0] <= stream.sent_bytes:
+            stream.sent_marks.popleft()[1]()
         if stream.drained is not None and stream.unsent_bytes < UNREAD_MAX:
             stream.drained()
 

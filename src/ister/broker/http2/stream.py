@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ister.broker.http2 import frames, headers
@@ -32,6 +33,8 @@ class Stream:
         "drained",
         "id",
         "request",
+        "sent_bytes",
+        "sent_marks",
         "started",
         "trailer",
         "unsent",
@@ -54,6 +57,9 @@ class Stream:
         self.window_out = window_out
         self.unsent: list[bytes | memoryview] = []
         self.unsent_bytes = 0
+        self.sent_bytes = 0
+        self.sent_marks: deque[tuple[int, Callable[[], None]]] | None = None
+        """How many bytes must have been sent before something is called, in that order; None where nobody asks."""
         self.trailer: bytes | None = None
         self.drained: Callable[[], None] | None = None
         """Called, once, when what waited to be sent has become little."""
@@ -79,6 +85,16 @@ class Stream:
         self.unsent_bytes += len(message) + 5
         self.connection.blocked(self)
         return self.unsent_bytes < UNREAD_MAX
+
+    def when_sent(self, done: Callable[[], None]) -> None:
+        """Call `done` once the peer's windows have let all go that was written so far; never, if the stream ends before."""
+        if not self.unsent_bytes:
+            if not self.closed:
+                done()
+            return
+        if self.sent_marks is None:
+            self.sent_marks = deque()
+        self.sent_marks.append((self.sent_bytes + self.unsent_bytes, done))
 
     def answer(self, message: bytes, trail: tuple[tuple[str, str], ...] = ()) -> None:
         """Send the only message and the good end: most calls are this, and most of it is constant."""
