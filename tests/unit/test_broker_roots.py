@@ -9,7 +9,7 @@ from cloud_parts import named, told
 from ister.broker import subscription as subscription_module
 from ister.broker import sweeping
 from ister.broker.status import status_of
-from ister.core.errors import BusyError
+from ister.core.errors import BusyError, DrainingError
 from ister.core.failure import FailurePolicy, Poison
 
 T = "/default/t"
@@ -143,6 +143,29 @@ def test_a_bug_in_one_sweep_does_not_end_the_sweeping(tmp_path, monkeypatch):
                 await until(lambda: not client.broker.consumers)
             [event] = named(events, "sweep_failed")
             assert (event["log_level"], event["exc_info"]) == ("error", True)
+
+    asyncio.run(act())
+
+
+def test_a_topic_that_is_being_closed_does_not_end_the_sweeping(tmp_path, monkeypatch):
+    """C12."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker(consumer_expiry_s=0.0) as client:
+            for topic in (T, "/default/u"):
+                await client.producer(topic)
+                await client.subscribe(topic)
+            forget, closing = client.broker.forget_consumers, []
+
+            async def closes(topic, *args):
+                if topic.text == T and not closing:
+                    closing.append(topic)
+                    raise DrainingError("it is being closed")
+                await forget(topic, *args)
+
+            monkeypatch.setattr(client.broker, "forget_consumers", closes)
+            await until(lambda: not client.broker.consumers)
+            assert closing
 
     asyncio.run(act())
 

@@ -198,3 +198,24 @@ def test_a_lease_lasts_some_time(ttl_s):
             await store.lease(ttl_s)
 
     run(main())
+
+
+def test_an_error_that_nobody_expects_does_not_end_the_renewal():
+    """C12."""
+
+    async def main():
+        now, renewed = asyncio.get_running_loop().time, []
+
+        async def renew(_lease_id, _timeout_s):
+            renewed.append(now())
+            if len(renewed) == 1:
+                raise ValueError("not expected")
+            return 3.0
+
+        lease = RenewedLease("sim", 1, ttl_s=3.0, sent=now(), renew=renew, revoke=nothing, monotonic=now)
+        await asyncio.sleep(10)
+        assert lease.remaining_s > 0
+        assert len(renewed) > 5
+        await lease.revoke()
+
+    run(main())

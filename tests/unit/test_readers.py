@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from broker_parts import EXCLUSIVE, SHARED, Client, until
+from cloud_parts import named, told
 
 from ister.broker.admin_brokers import AdminBrokers
 from ister.broker.admin_namespaces import AdminNamespaces
@@ -297,6 +298,27 @@ async def test_a_broker_that_lost_its_lease_delivers_and_saves_nothing_more():
 
 
 @on_a_loop
+async def test_a_bug_in_ending_one_subscription_does_not_keep_the_others_that_are_lost():
+    """C12."""
+
+    def fails(_):
+        raise ValueError("not expected")
+
+    async with world_with() as world, world.reader(FIRST) as client:
+        first = await client.subscribe(T, "first")
+        second = await client.subscribe(T, "second")
+        async with client.receive(first), client.receive(second) as stream:
+            await stream.take(10)
+            client.broker.topics[T].subscriptions["first"].close = fails
+            with told() as events:
+                client.broker.holding._holders._lease.lose()
+                with pytest.raises(DrainingError):
+                    await stream.end()
+            [event] = named(events, "subscription_not_ended")
+            assert (event["subscription"], event["exc_info"]) == ("first", True)
+
+
+@on_a_loop
 async def test_a_subscription_is_made_once_and_moves_with_its_settings():
     async with world_with() as world, world.reader(FIRST) as first, world.reader(SECOND) as second:
         await first.subscribe(T, kind=EXCLUSIVE)
@@ -425,7 +447,7 @@ async def test_many_who_ask_share_one_look_that_began_after_they_asked():
 
 @on_a_loop
 async def test_every_call_is_answered_or_refused_and_none_that_is_listed_is_missing():
-    broker = SimpleNamespace()
+    broker = SimpleNamespace(when_forgotten=[], forget=None)
     looked = []
 
     async def look():

@@ -1,6 +1,7 @@
 """The pipeline as a child: when it is started anew, and when it makes room for another one."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -73,6 +74,20 @@ def test_a_child_that_ends_otherwise_is_started_anew_later_each_time_and_soon_if
     found = starts_of(child, owner=lambda _: True)
     gaps = [later - sooner for sooner, later in pairwise(found)]
     assert gaps == pytest.approx([BACKOFF_S[0], 2 * BACKOFF_S[0], 4 * BACKOFF_S[0], LIVED_S + 1 + BACKOFF_S[0]])
+
+
+def test_a_child_that_cannot_be_started_is_tried_again_later_each_time():
+    """C12."""
+
+    class Refused(Child):
+        async def _run_once(self, broker_url):
+            if len(self.starts) < 3:
+                self.starts.append(asyncio.get_running_loop().time())
+                raise OSError(errno.EAGAIN, "no process is left")
+            return await super()._run_once(broker_url)
+
+    gaps = [later - sooner for sooner, later in pairwise(starts_of(Refused()))]
+    assert gaps == pytest.approx([BACKOFF_S[0], 2 * BACKOFF_S[0], 4 * BACKOFF_S[0]])
 
 
 def test_a_child_that_waits_for_its_turn_ends_with_its_broker():

@@ -190,12 +190,18 @@ class Holding:
     def _lost(self, places: list[tuple[TopicName, str]]) -> None:
         """Stop at once, and save nothing any more: others may have them now."""
         for topic_name, name in places:
-            topic = self._broker.topics.get(str(topic_name))
-            subscription = None if topic is None else topic.subscriptions.get(name)
-            if topic is not None and isinstance(subscription, ReliableSubscription):
-                self._end(topic, subscription)
-                topic.release_cursor(name)
-                log.warning("subscription_lost", topic=topic.text, subscription=name, cursor=subscription.cursor)
+            try:
+                self._lose(topic_name, name)
+            except Exception:  # a bug of ours: the others must end all the same
+                log.exception("subscription_not_ended", topic=str(topic_name), subscription=name)
+
+    def _lose(self, topic_name: TopicName, name: str) -> None:
+        topic = self._broker.topics.get(str(topic_name))
+        subscription = None if topic is None else topic.subscriptions.get(name)
+        if topic is not None and isinstance(subscription, ReliableSubscription):
+            topic.release_cursor(name)
+            self._end(topic, subscription)
+            log.warning("subscription_lost", topic=topic.text, subscription=name, cursor=subscription.cursor)
 
 
 async def cursor_anew(storage: Stored, name: str) -> int | None:

@@ -33,13 +33,13 @@ async def sweep(broker: Broker) -> None:
             await _follow(broker.following)
         now = loop.time()
         for topic in list(broker.topics.values()):
-            topic.forget_silent_producers(now)
-            if not topic.subscriptions or topic.problem is not None:
-                continue
             try:
-                await _sweep_topic(broker, topic, now)
+                topic.forget_silent_producers(now)
+                if topic.subscriptions and topic.problem is None:
+                    await _sweep_topic(broker, topic, now)
             except DrainingError:
-                return
+                if broker.draining:
+                    return  # otherwise this topic is just being deleted
             except IsterError as error:
                 log.warning("sweep_failed", topic=topic.text, cause=str(error))
             except Exception:  # the root of a task: the other topics, and the next sweeps, have no part in it

@@ -104,7 +104,13 @@ class PipelineChild:
         wait_s = BACKOFF_S[0]
         while not self._ending:
             began = loop.time()
-            code = await self._run_once(broker_url)
+            try:
+                code = await self._run_once(broker_url)
+            except Exception:  # the root of a task; no memory or no process is left, most likely
+                log.exception("pipeline_not_started", again_in_s=wait_s)
+                await asyncio.sleep(wait_s)
+                wait_s = min(BACKOFF_S[1], wait_s * 2)
+                continue
             if self._is_ending():
                 return
             if code in FENCED:

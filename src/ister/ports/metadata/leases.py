@@ -122,6 +122,10 @@ class RenewedLease:
             except IsterError:  # whatever the store says, only a success prolongs
                 pause = self._ttl_s / RETRIES_PER_TTL
                 continue
+            except Exception:  # a bug of ours: without this the task would end, and nobody would know why the lease did
+                log.exception("lease_not_renewed", store=self._store, lease=self._id)
+                pause = self._ttl_s / RETRIES_PER_TTL
+                continue
             if self.remaining_s > 0:
                 self._ttl_s = ttl_s
                 self._ends = sent + ttl_s
