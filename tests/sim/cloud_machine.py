@@ -107,7 +107,7 @@ class SimStore:
     async def make_durable(self, key, data):
         check_key(self.name, key)
         if self.local:
-            await self.network.send("make_durable", key, PutUnknownError(self.name, key, "no answer"))
+            await self.network.send("make_durable", key, StoreUnavailableError(self.name, key, "no answer"))
             self.objects[key] = bytes(data)
             self.unsynced.discard(key)
 

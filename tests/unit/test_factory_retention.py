@@ -137,6 +137,106 @@ def test_a_policy_is_enforced_from_time_to_time_and_a_failure_is_told(tmp_path):
     run(story())
 
 
+def test_a_policy_that_deletes_what_no_object_has_leaves_no_gap_for_readers_and_uploads(tmp_path):
+    """I9."""
+
+    async def story():
+        world = World(tmp_path)
+        factory = world.factory()
+        storage = await factory.for_topic(T)
+        await storage.append_messages(messages(0, 5))
+        await storage.seal(0)
+        await factory.shutdown()
+        factory = world.factory(upload=OFF)
+        storage = await factory.for_topic(T)
+        for start in (5, 10):
+            await storage.append_messages(messages(start, start + 5))
+            await storage.seal(0)
+        await storage.append_messages(messages(15, 16))
+        assert await storage.prune(5) == 5
+        await read(storage, 0, 16)
+        factory.set_retention(T, EXPIRE)
+        world.clock.now_us += 2 * MINUTE_US
+        await factory.keeper(T).enforce()
+        for _ in range(2):
+            await storage.append_messages(messages(storage.next_offset, storage.next_offset + 1))
+            start, stop = storage.start_offset, storage.next_offset
+            assert start == storage.log_start == 15
+            await read(storage, start, stop)
+            with pytest.raises(OffsetOutOfRangeError):
+                await storage.create_reader(StartPosition.offset(2))
+            await factory.shutdown()
+            factory = world.factory(upload=OFF)
+            storage = await factory.for_topic(T)
+        await factory.shutdown()
+        for _ in range(2):
+            factory = world.factory()
+            storage = await factory.for_topic(T)
+            assert storage.start_offset == 15
+            stop = storage.next_offset
+            await storage.append_messages(messages(stop, stop + 3))
+            await storage.seal(0)
+            await factory.uploader(T).drain()
+            assert factory.uploader(T).uploaded.value == stop + 3
+            assert await storage.prune(stop + 3) == stop + 3, "objects prove it"
+            await read(storage, 15, stop + 3)
+            await factory.shutdown()
+
+    run(story())
+
+
+def test_the_border_of_objects_is_written_before_the_log_is_pruned(tmp_path):
+    """I9."""
+
+    async def story():
+        world = World(tmp_path)
+        factory, storage = await three_files(world, upload=OFF)
+        world.metadata.fail["put"] = StoreUnavailableError("m", "put", "no route")
+        with pytest.raises(StoreUnavailableError):
+            await storage.prune(10)
+        assert storage.log_start == 0
+        await read(storage, 0, 15)
+        world.metadata.fail.clear()
+        prune, storage.wal.prune = storage.wal.prune, None
+        with pytest.raises(TypeError):  # a crash between the two
+            await storage.prune(10)
+        storage.wal.prune = prune
+        await factory.shutdown()
+        factory = world.factory()
+        storage = await factory.for_topic(T)
+        await read(storage, 0, 15)
+        await factory.uploader(T).drain()
+        await storage.seal(0)
+        assert await storage.prune(15) == 15, "what is below the border needs no proof"
+        assert storage.start_offset == 10
+        await read(storage, 10, 15)
+        await factory.shutdown()
+
+    run(story())
+
+
+def test_a_subscription_that_begins_while_the_border_is_written_keeps_its_messages(tmp_path):
+    """I9."""
+
+    async def story():
+        world = World(tmp_path)
+        factory, storage = await three_files(world, upload=OFF)
+        factory.set_retention(T, EXPIRE)
+        world.clock.now_us += 2 * MINUTE_US
+        await storage.cursors()
+        world.metadata.hold["put"] = asyncio.Event()
+        job = asyncio.create_task(factory.keeper(T).enforce())
+        await until(lambda: world.metadata.count("put") > 0)
+        await storage.ack_checkpoint("s", 2)
+        world.metadata.hold.pop("put").set()
+        await job
+        assert storage.log_start == 0
+        await read(storage, 2, 15)
+        await factory.shutdown()
+
+    run(story())
+
+
 def test_a_topic_that_is_not_open_has_no_policy(tmp_path):
     async def story():
         factory = World(tmp_path).factory()

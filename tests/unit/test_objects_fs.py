@@ -104,14 +104,15 @@ def test_an_object_of_another_process_is_made_durable_as_a_new_file_and_not_by_s
     assert list((tmp_path / "o" / DRAFTS).iterdir()) == []
 
 
-def test_a_failed_sync_while_an_object_is_made_durable_is_an_unknown_outcome(tmp_path, monkeypatch):
+def test_an_object_that_could_not_be_made_durable_is_there_and_can_be_tried_again(tmp_path, monkeypatch):
     """I4."""
     store = FsStore(tmp_path / "o")
     asyncio.run(store.put_if_absent("x", b"123"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(errno.EIO))
-        with pytest.raises(PutUnknownError):
+        with pytest.raises(StoreUnavailableError, match="make x durable"):
             asyncio.run(store.make_durable("x", b"123"))
+    asyncio.run(store.make_durable("x", b"123"))
     assert asyncio.run(store.read("x", 0, 3)) == b"123"
 
 

@@ -1,6 +1,8 @@
 import asyncio
 
 import pytest
+from cloud_parts import open_parts
+from cloud_parts import run as run_for_real
 
 from ister.core.errors import InvalidConfigError, OffsetOutOfRangeError
 from ister.core.message import StreamMessage
@@ -54,6 +56,26 @@ def test_a_hit_is_what_the_storage_gave_and_does_not_ask_it_again():
         assert storage.reads == 2
 
     run(story())
+
+
+def test_a_fetch_from_objects_leaves_no_reader_behind(tmp_path):
+    """I17."""
+
+    async def story():
+        parts = await open_parts(tmp_path)
+        for _ in range(20):
+            await parts.add_file(1, 100_000)
+        await parts.uploader.drain()
+        await parts.storage.prune(20)
+        tasks = asyncio.all_tasks()
+        cache = TopicCache(parts.storage, 1, 60)
+        for offset in range(10):
+            assert (await cache.get(offset)).offset == offset
+            assert asyncio.all_tasks() == tasks
+        cache.clear()
+        await parts.close()
+
+    run_for_real(story())
 
 
 def test_i10_it_never_holds_more_than_its_capacity_and_lets_the_least_used_go():

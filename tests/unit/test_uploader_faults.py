@@ -285,7 +285,7 @@ def test_an_object_that_cannot_be_made_durable_is_not_described_and_tried_again(
     async def story():
         parts = await open_parts(tmp_path, level=AckLevel.CLOUD)
         parts.store.lose["put"] = [PutUnknownError("fs", "k", "EIO")]
-        parts.store.fail["make_durable"] = [PutUnknownError("fs", "k", "EIO") for _ in range(3)]
+        parts.store.fail["make_durable"] = [DOWN] * 3
         append = asyncio.create_task(parts.storage.append_messages(messages(0, 5)))
         parts.run_uploader()
         await until(lambda: parts.store.count("make_durable") >= 3)

@@ -33,8 +33,9 @@ class OtherOwnerError(FencedError):
 class ObjectCatalog:
     """What metadata says of the objects of one topic and generation.
 
-    Objects may start anew: what is described below `begin` counts no more, because the topic's table holds all of it.
-    `table_upto` is how far it was proven to, which is at least that.
+    Objects may start anew: what is described below `begin` counts no more, because the topic's table holds all of it, or
+    because a retention policy deleted from the log, while uploads were off, what no object held.
+    `table_upto` is how far the table was proven to.
     """
 
     def __init__(self, metadata: Metadata, root_prefix: str, topic: TopicName, generation: int) -> None:
@@ -67,7 +68,7 @@ class ObjectCatalog:
         return last
 
     async def load_border(self) -> None:
-        """Learn from which offset on objects count, and how far the table was proven; asked once, where there is one."""
+        """Learn from which offset on objects count, and how far the table was proven; asked once."""
         entry = await self._metadata.get(self._border_key)
         if entry is not None:
             numbers = entry.value.split()
@@ -75,9 +76,12 @@ class ObjectCatalog:
                 raise CorruptMetadataError(self._border_key, "it is not two offsets")
             self.begin, self.table_upto = map(int, numbers)
 
-    async def begin_at(self, offset: int) -> None:
-        """Have objects count from an offset on; the table was proven to hold everything below. Never goes back."""
-        await self._save_border(begin=offset, upto=offset)
+    async def begin_at(self, offset: int, *, in_table: bool = True) -> None:
+        """Have objects count from an offset on, because the table was proven to hold everything below. Never goes back.
+
+        Without `in_table`, what is below is deleted, and no tier has to have it.
+        """
+        await self._save_border(begin=offset, upto=offset if in_table else 0)
 
     async def note_table(self, upto: int) -> None:
         """Remember that the table was proven to hold everything below an offset, so that nobody takes it for never stored."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +29,15 @@ class Reader(Protocol):
 
     async def read(self) -> list[StreamMessage]:
         """Return the next messages, at least one."""
+        ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A reader that reads ahead in a task of its own, until it is closed."""
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
         ...
 
 

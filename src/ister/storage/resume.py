@@ -144,8 +144,8 @@ class Opening:
     async def join(self, table: TopicTable | None, known_upto: int) -> Joined:
         """Find where objects and the table end, and start the log anew there if it is behind."""
         wal, catalog = self._wal, self._catalog
+        await catalog.load_border()
         if table is not None:
-            await catalog.load_border()
             known_upto = max(known_upto, catalog.table_upto)
         last = await self._last_object()
         stop = last.stop if last else 0

@@ -85,7 +85,9 @@ async def prove_held(objects: ObjectTier | None, table: TableTier | None, start:
         assert table is not None, "there is a later tier"
         await table.table.prove(start, stop)
         return
-    begins = max(start, min(objects.span.start, stop)) if table is not None else start
+    # What lies below the border was given up by a policy; without a table nothing has to hold it.
+    border = objects.span.start if table is not None else objects.reader.catalog.begin
+    begins = max(start, min(border, stop))
     try:
         await prove(objects.reader.store, objects.reader.catalog, begins, stop)
     except OBJECTS_FAIL:

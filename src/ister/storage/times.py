@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ister.core.errors import BusyError, MissingSpanError, OffsetOutOfRangeError, UnknownOutcomeError
 from ister.core.handoff import NOTHING, Span
 from ister.core.offsets import StartPosition
-from ister.storage.tiers import TieredReader
+from ister.storage.persistent import ReadsAhead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,5 +140,5 @@ async def _read(storage: WalStorage, offset: int) -> list[StreamMessage]:
     try:
         return await reader.read()
     finally:
-        if isinstance(reader, TieredReader):
+        if isinstance(reader, ReadsAhead):
             await reader.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ister.core.errors import InvalidConfigError, OffsetOutOfRangeError
 from ister.core.offsets import StartPosition
+from ister.storage.persistent import ReadsAhead
 
 if TYPE_CHECKING:
     from ister.core.message import StreamMessage
@@ -92,7 +93,11 @@ class TopicCache:
         if not storage.start_offset <= offset < storage.next_offset:
             raise OffsetOutOfRangeError(offset, storage.start_offset, storage.next_offset)
         reader = await storage.create_reader(StartPosition.offset(offset))
-        messages = await reader.read()
+        try:
+            messages = await reader.read()
+        finally:
+            if isinstance(reader, ReadsAhead):
+                await reader.close()
         assert messages[0].offset == offset, "a reader begins where it was told to"
         if storage is self._storage and offset >= storage.start_offset:
             for message in reversed(messages[: self._capacity]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -335,15 +336,22 @@ class WalStorage:
 
         A description is a promise, and so is a table's end: before the log's copy goes, store or table are asked whether
         they keep it. Where uploads are on, everything goes to objects first, and the table counts for what they lack.
+        Where there is no later tier, what is pruned is deleted: objects begin behind it from then on.
         """
         later = self.later_tier_offset
-        if later is None:
-            return await self._wal.prune(before)
         uploads = self._objects is not None and self._objects.uploader is not None
-        wanted = before if uploads else min(before, later)
+        wanted = before if uploads or later is None else min(before, later)
         ends = [segment.stop for segment in self.sealed_segments()]
         below = max((end for end in ends if end <= wanted), default=self.log_start)
-        await prove_held(self._objects, self._table, self.log_start, below)
+        if later is not None:
+            await prove_held(self._objects, self._table, self.log_start, below)
+        elif self._objects is not None and below > max(self.log_start, self._objects.span.stop):
+            cursor = self._lowest_cursor()
+            # Before the log's copy goes: a gap that nothing explains is taken for lost messages, by readers and by uploads.
+            await self._objects.reader.catalog.begin_at(below, in_table=False)
+            if self._lowest_cursor() < min(cursor, below):
+                return self.log_start  # a subscription began meanwhile, and needs what was to go
+            self._objects.forget_below(below)
         return await self._wal.prune(below)
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -353,6 +361,9 @@ class WalStorage:
         await self._cursors.load()
         self._refuse_closed()
         self._ready = True
+
+    def _lowest_cursor(self) -> float:
+        return min(self._cursors.kept().values(), default=inf) if self._ready else inf
 
     async def _wait_uploaded(self, offset: int) -> None:
         objects = self._objects

@@ -89,7 +89,10 @@ class FsStore:
         sync Linux marks the pages clean, so a second one succeeds for what never reached the disk.
         """
         self._path(key)
-        await in_background(lambda: self._put(key, memoryview(data).cast("B"), os.replace))
+        try:
+            await in_background(lambda: self._put(key, memoryview(data).cast("B"), os.replace))
+        except PutUnknownError as error:
+            raise StoreUnavailableError(self.name, f"make {key} durable", error.cause) from error
 
     async def read(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:  # noqa: ARG002  # a file has none
         """Return exactly the bytes [start, stop)."""

@@ -46,8 +46,7 @@ class CloudStore(Protocol):
         """Return once an object that was found, not put by us, survives power loss; `data` are the bytes it was seen to have.
 
         Whoever put it may have died, or failed, before it was durable. Call it before anything relies on the object.
-        A remote store shows only what it keeps, so there is nothing to do. PutUnknownError when it cannot be told; then
-        call it again.
+        A remote store shows only what it keeps, so there is nothing to do.
         """
         ...
 
