@@ -18,7 +18,7 @@ from ister.broker import ids
 from ister.broker.following import Following
 from ister.broker.holding import Holding
 from ister.broker.letters import letter_message
-from ister.broker.opening import Opened, open_stored
+from ister.broker.opening import Opened, TopicRetries, open_stored
 from ister.broker.pipelines import Pipelines
 from ister.broker.read_only import refuse
 from ister.broker.records import NamespaceRecord, Records, SubscriptionRecord, TopicRecord
@@ -107,6 +107,7 @@ class Broker:
         self._topic_parts: dict[int, set[str]] = {}
         self._partitions: dict[TopicName, dict[int, str]] = {}
         self._sweeping: asyncio.Task[None] | None = None
+        self._retries = TopicRetries(self)
         self._loop = asyncio.get_running_loop()
 
     # --- starting and stopping ----------------------------------------------------------------------------------------
@@ -120,6 +121,7 @@ class Broker:
         else:
             await self.following.refresh()
         self._sweeping = asyncio.create_task(sweep(self))
+        self._retries.start()
         log.info(
             "broker_recovered",
             cluster_name=self.settings.cluster_name,
@@ -135,6 +137,7 @@ class Broker:
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeping
+        await self._retries.stop()
         for topic in self.topics.values():
             topic.close()
         results = await asyncio.gather(
@@ -149,31 +152,20 @@ class Broker:
         await self.factory.shutdown(max(0.0, ends - closing_s - self._loop.time()))
 
     async def host(
-        self, name: TopicName, record: TopicRecord, subscriptions: Mapping[str, SubscriptionRecord]
+        self,
+        name: TopicName,
+        record: TopicRecord,
+        subscriptions: Mapping[str, SubscriptionRecord],
+        problem: IsterError | None = None,
     ) -> Topic:
-        """Open a topic that is known, with its subscriptions."""
-        policies = self.effective(name, record)
-        opened = Opened()
-        if record.reliable:
-            opened = await open_stored(self.factory, name, policies, subscriptions, alone=self.holding is None)
-        storage, problem = opened.storage, opened.problem
-        topic = Topic(name, record, policies, self.settings, self, storage=storage, problem=problem)
-        for subscription, sub in subscriptions.items():
-            if not sub.made or problem is not None:
-                topic.settings_of[subscription] = sub
-                continue
-            if self.holding is not None and record.reliable:
-                self.holding.know(topic, subscription, sub)
-                continue
-            cursor = opened.cursors.get(subscription)
-            if cursor is None and storage is not None:
-                cursor = storage.start_offset
-                log.warning("cursor_missing", topic=str(name), subscription=subscription, cursor=cursor)
-            served = topic.open_subscription(subscription, sub, cursor or 0)
-            for consumer in served.consumers.values():
-                self.consumers[consumer.id] = (topic, served, consumer)
-        if self.holding is not None:
-            await self.holding.drop_ghosts(topic, opened.ghosts)
+        """Open a topic that is known, with its subscriptions; with a `problem` that was met already it is not tried again."""
+        topic = Topic(name, record, self.effective(name, record), self.settings, self)
+        topic.settings_of.update(subscriptions)
+        if problem is None:
+            await self._open_storage(topic)
+        else:
+            topic.set_storage(None, problem)
+            log.error("topic_has_problem", topic=topic.text, cause=str(problem))
         self.topics[topic.text] = topic
         part = ids.topic_part(topic.text)
         self._topic_parts.setdefault(part, set()).add(topic.text)
@@ -181,6 +173,46 @@ class Broker:
         if partition is not None:
             self._partitions.setdefault(partition[0], {})[partition[1]] = topic.text
         return topic
+
+    async def _open_storage(self, topic: Topic) -> bool:
+        """Open a topic's storage and its subscriptions; what keeps it from that becomes its problem, and False."""
+        policies = self.effective(topic.name, topic.record)
+        opened = Opened()
+        if topic.reliable:
+            opened = await open_stored(
+                self.factory, topic.name, policies, topic.settings_of, alone=self.holding is None
+            )
+        topic.set_policies(policies)
+        topic.set_storage(opened.storage, opened.problem)
+        if opened.problem is not None:
+            return False
+        for subscription, sub in list(topic.settings_of.items()):
+            if not sub.made:
+                continue
+            if self.holding is not None and topic.reliable:
+                self.holding.know(topic, subscription, sub)
+                continue
+            cursor = opened.cursors.get(subscription)
+            if cursor is None and opened.storage is not None:
+                cursor = opened.storage.start_offset
+                log.warning("cursor_missing", topic=topic.text, subscription=subscription, cursor=cursor)
+            del topic.settings_of[subscription]
+            served = topic.open_subscription(subscription, sub, cursor or 0)
+            for consumer in served.consumers.values():
+                self.consumers[consumer.id] = (topic, served, consumer)
+        if self.holding is not None:
+            await self.holding.drop_ghosts(topic, opened.ghosts)
+        return True
+
+    async def retry(self, topic: Topic) -> None:
+        """Open a topic again that has a problem, or finish its deletion."""
+        async with self.changing(topic.name):
+            if self.topics.get(topic.text) is not topic or topic.problem is None:
+                return
+            if topic.record.deleting:
+                await self._unhost(topic)
+            elif await self._open_storage(topic):
+                log.info("topic_opened_later", topic=topic.text)
 
     # --- looking up ---------------------------------------------------------------------------------------------------
 
@@ -350,7 +382,12 @@ class Broker:
         topic.record = record
         topic.close(NotFoundError(f"topic {topic.text} was deleted"))
         self._forget_consumers_of(topic)
-        await self.remove_stored(topic.name, reliable=topic.reliable)
+        try:
+            await self.remove_stored(topic.name, reliable=topic.reliable)
+        except IsterError as error:
+            topic.problem = error
+            self._retries.hurry()
+            raise
         if self.holding is not None:
             for name in list(topic.subscriptions):
                 await self.holding.give_up(topic, name)
@@ -379,11 +416,11 @@ class Broker:
             for consumer in subscription.consumers.values():
                 self.consumers.pop(consumer.id, None)
 
-    async def remove_stored(self, name: TopicName, *, reliable: bool) -> None:
-        """Remove all that is kept of a topic that is to be deleted."""
+    async def remove_stored(self, name: TopicName, *, reliable: bool, in_background: bool = False) -> None:
+        """Remove all that is kept of a topic that is to be deleted; with `in_background` objects may go later."""
         if reliable:
             with suppress(UnknownTopicError):  # an earlier try has come so far
-                await self.factory.delete_topic(name)
+                await self.factory.delete_topic(name, in_background=in_background)
         await self.records.forget_topic(name)
         self.pipelines.forget(name)
 
@@ -539,6 +576,10 @@ class Broker:
         if not target.reliable:
             raise PreconditionError(f"dead letter topic {name} is not reliable: what is published there is not stored")
         await target.publish(letter_message(topic.text, subscription, letter, policy, target.text))
+
+    def met_problem(self) -> None:
+        """Open topics again soon that have a problem: someone has asked for one."""
+        self._retries.hurry()
 
     async def cursors_taken(self, topic: Topic, error: CursorTakenError) -> bool:
         """Begin anew where someone else has saved progress; False where no other broker may."""

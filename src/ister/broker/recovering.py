@@ -41,9 +41,10 @@ async def recover(broker: Broker) -> None:
             await broker.records.save_topic(name, record)
         if record.deleting:
             try:
-                await broker.remove_stored(name, reliable=record.reliable)
+                await broker.remove_stored(name, reliable=record.reliable, in_background=True)
             except IsterError as error:
                 log.warning("topic_not_removed", topic=str(name), cause=str(error))
+                (await broker.host(name, record, {}, error)).close()  # or it could be made again with its messages
         else:
             there[name] = record
     await _host_all(broker, there, subscriptions)
@@ -58,7 +59,7 @@ async def _host_all(
 
     async def host(name: TopicName, record: TopicRecord) -> None:
         async with gate:
-            await broker.host(name, record, subscriptions.get(name, {}))
+            await broker.host(name, record, subscriptions.get(name, {}), broker.factory.problems.get(name))
 
     try:
         async with asyncio.TaskGroup() as group:

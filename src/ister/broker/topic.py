@@ -66,11 +66,16 @@ class Home(Protocol):
         """Begin anew where someone else has saved progress; False when nobody may."""
         ...
 
+    def met_problem(self) -> None:
+        """Someone asked for a topic that has a problem."""
+        ...
+
 
 class Topic:
     """One topic; reliable with a storage, else without.
 
-    A topic whose storage could not be opened has a `problem` instead, which everyone is told who wants something of it.
+    A topic whose storage could not be opened has a `problem` instead, which everyone is told who wants something of it;
+    the broker opens it again later if the problem may pass.
     """
 
     def __init__(
@@ -80,24 +85,21 @@ class Topic:
         policies: CompletePolicies,
         settings: BrokerSettings,
         home: Home,
-        *,
-        storage: Stored | None = None,
-        problem: IsterError | None = None,
     ) -> None:
         self.name = name
         self.text = str(name)
         self.record = record
         self.policies = policies
-        self.problem = problem
+        self.problem: IsterError | None = None
         self.closing = False
         self.producers: dict[int, Producer] = {}
         self.subscriptions: dict[str, Subscription] = {}
         self.settings_of: dict[str, SubscriptionRecord] = {}
         """What was set for subscriptions that nobody has made yet."""
         self.messages_in = self.bytes_in = 0
-        self.recovered_offset = 0 if storage is None else storage.next_offset
+        self.recovered_offset = 0
         """Where it ended when this process opened it."""
-        self._storage = storage
+        self._storage: Stored | None = None
         self._settings = settings
         self._home = home
         self._waits_for_lake = policies.ack_level == "lake"
@@ -155,7 +157,13 @@ class Topic:
         if self.closing:
             raise DrainingError(f"topic {self.text} is being closed; look it up again")
         if self.problem is not None:
+            self._home.met_problem()
             raise self.problem
+
+    def set_storage(self, storage: Stored | None, problem: IsterError | None) -> None:
+        """Use a storage that was opened; a problem says why it cannot be used."""
+        self._storage, self.problem = storage, problem
+        self.recovered_offset = 0 if storage is None else storage.next_offset
 
     def set_policies(self, policies: CompletePolicies) -> None:
         """Apply other policies at once."""

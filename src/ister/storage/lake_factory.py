@@ -90,8 +90,9 @@ class LakeStorageFactory:
             except IsterError as error:
                 log.warning("topic_not_closed", topic=str(topic), cause=str(error))
 
-    async def delete_topic(self, topic: str | TopicName) -> None:
+    async def delete_topic(self, topic: str | TopicName, *, in_background: bool = False) -> None:
         """Refuse it: the owner deletes."""
+        del in_background
         raise PreconditionError(f"this broker only reads; ask the broker that owns topic {topic} to delete it")
 
     async def shutdown(self, drain_timeout_s: float | None = None) -> None:
