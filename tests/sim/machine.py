@@ -336,10 +336,12 @@ class SimWorker:
         def answer(job):
             self._busy = False
             error = job.exception()
-            if not self._closed:
-                then(None if error else job.result(), error)
-            if self._jobs and not self._busy:
-                self._start()
+            try:
+                if not self._closed:
+                    then(None if error else job.result(), error)
+            finally:
+                if self._jobs and not self._busy:
+                    self._start()
 
         self._loop.run_in_executor(None, work).add_done_callback(answer)
 

@@ -289,9 +289,12 @@ def test_i10_200_topics_open_quickly_and_leave_no_task_descriptor_or_thread(tmp_
     tell("I10", f"{len(many)} topics opened in {took:.1f} s; tasks, descriptors and threads are as before")
 
 
+POOLS = ("ister-background", "ister-cursors", "ister-objects")
+
+
 def own_threads():
-    """Count threads, but those that upload, which all factories of a process share."""
-    return sum(1 for thread in threading.enumerate() if not thread.name.startswith("ister-upload"))
+    """Count threads, but those of the pools that all factories of a process share."""
+    return sum(1 for thread in threading.enumerate() if not thread.name.startswith(POOLS))
 
 
 def open_descriptors():

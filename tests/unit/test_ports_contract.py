@@ -48,6 +48,16 @@ def test_what_is_appended_is_read_back_from_any_place(place):
     file.close()
 
 
+def test_more_parts_than_one_call_takes_are_appended_in_order(place):
+    """I12."""
+    files, directory = place
+    file = files.create(directory / "x")
+    parts = [b"%d," % n for n in range(3 * os.sysconf("SC_IOV_MAX") + 1)]
+    assert file.append(parts) == sum(map(len, parts))
+    assert file.read(0, 1 << 20) == b"".join(parts)
+    file.close()
+
+
 def test_an_append_after_a_cut_starts_at_the_cut(place):
     files, directory = place
     file = files.create(directory / "x")

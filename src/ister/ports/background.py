@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -52,6 +52,7 @@ def _threads() -> ThreadPoolExecutor:
 
 def _leave_a_core() -> None:
     thread = threading.get_native_id()
-    cores = sorted(os.sched_getaffinity(thread))
-    if len(cores) > 1:
-        os.sched_setaffinity(thread, cores[1:])
+    with suppress(OSError):  # a sandbox may forbid it; an initializer that raises would end the pool for good
+        cores = sorted(os.sched_getaffinity(thread))
+        if len(cores) > 1:
+            os.sched_setaffinity(thread, cores[1:])

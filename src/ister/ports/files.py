@@ -13,6 +13,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+import structlog
+
 from ister.core.errors import DiskFullError, LockedError, ResourceExhaustedError
 from ister.core.retry import is_transient
 from ister.ports.pace import Pace
@@ -26,7 +28,11 @@ if TYPE_CHECKING:
     from ister.ports.slots import Slots
     from ister.ports.worker import Worker
 
+log = structlog.get_logger()
+
 LOCK_NAME = "LOCK"
+IOV_MAX = os.sysconf("SC_IOV_MAX")
+"""How many parts one writev takes; more of them are refused as an invalid argument."""
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 DRAFT = ".tmp"
 """What is added to a file's name while it is written."""
@@ -38,10 +44,10 @@ LOCK_PAUSE_S = 0.005
 
 
 class File(Protocol):
-    """An open file. Writes go to its end and may be short; every call may raise OSError."""
+    """An open file. Writes go to its end and may be short; every call may raise OSError, a write after some of its bytes."""
 
     def append(self, parts: Sequence[Frames]) -> int:
-        """Write at the end, as one call; returns how many bytes were taken, perhaps fewer than given."""
+        """Write at the end, in as few calls as possible; returns how many bytes were taken, perhaps fewer than given."""
         ...
 
     def read(self, at: int, count: int) -> bytes:
@@ -148,7 +154,16 @@ class _OsFile:
         self._fd = fd
 
     def append(self, parts: Sequence[Frames]) -> int:
-        return os.write(self._fd, parts[0]) if len(parts) == 1 else os.writev(self._fd, parts)
+        if len(parts) == 1:
+            return os.write(self._fd, parts[0])
+        taken = 0
+        for at in range(0, len(parts), IOV_MAX):
+            some = parts[at : at + IOV_MAX]
+            wrote = os.writev(self._fd, some)
+            taken += wrote
+            if wrote < sum(len(part) for part in some):
+                break
+        return taken
 
     def read(self, at: int, count: int) -> bytes:
         data = os.pread(self._fd, count, at)
@@ -354,6 +369,14 @@ def replace_file(files: Files, path: Path, data: bytes) -> None:
     finally:
         file.close()
     files.rename(draft, path)
+
+
+def close_file(file: File, name: str) -> None:
+    """Close a file whose bytes are synced or do not count: an error is logged, and nothing depends on it."""
+    try:
+        file.close()
+    except OSError as error:
+        log.warning("file_not_closed", file=name, cause=said(error))
 
 
 def as_busy(error: OSError, log_name: str, action: str) -> DiskFullError | ResourceExhaustedError | None:

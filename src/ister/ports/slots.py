@@ -8,8 +8,12 @@ from collections import OrderedDict, deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
+import structlog
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+log = structlog.get_logger()
 
 IDLE_S = 30.0
 LEAST, MOST = 16, 8192
@@ -93,7 +97,11 @@ class Slots:
         while self._waiting and len(self._held) < self._limit:
             following, then = self._waiting.popleft()
             self.hold(following)
-            then()
+            try:
+                then()
+            except Exception:
+                log.exception("callback_failed", caller="slots")  # the others who wait go on
+                self._held.pop(following, None)
         if not self._held and self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -107,7 +115,10 @@ class Slots:
 
     def _ask(self, holder: Holder) -> None:
         self._asked.add(holder)
-        holder.rest()
+        try:
+            holder.rest()
+        except Exception:
+            log.exception("callback_failed", caller="slots")  # whoever wants a slot asks the next holder
 
     def _arm(self) -> None:
         oldest = next((used for holder, used in self._held.items() if holder not in self._asked), None)

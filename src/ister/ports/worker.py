@@ -8,17 +8,23 @@ fast disk takes 250.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections import deque
 from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
+import structlog
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Work = Callable[[], Any]
     Then = Callable[[Any, BaseException | None], None]
+
+
+log = structlog.get_logger()
 
 
 class Worker(Protocol):
@@ -40,10 +46,22 @@ class ThreadWorker:
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[tuple[Work, Then]] = deque()
         self._answers: deque[tuple[Then, Any, BaseException | None]] = deque()
+        self._name = name
         self._asked, self._ask = os.pipe2(os.O_CLOEXEC)
-        self._told, self._tell = os.pipe2(os.O_CLOEXEC)
-        self._loop.add_reader(self._told, self._answer)
-        Thread(target=self._work, name=name, daemon=True).start()
+        try:
+            self._told, self._tell = os.pipe2(os.O_CLOEXEC)
+        except BaseException:
+            self._close(self._asked, self._ask)
+            raise
+        try:
+            self._loop.add_reader(self._told, self._answer)
+            Thread(target=self._work, name=name, daemon=True).start()
+        except BaseException as error:
+            self._loop.remove_reader(self._told)
+            self._close(self._asked, self._ask, self._told, self._tell)
+            if isinstance(error, RuntimeError):
+                raise OSError(errno.EAGAIN, f"no thread could be started: {error}") from error
+            raise
 
     def run(self, work: Work, then: Then) -> None:
         """Do the work, then call back on the loop with what it returned, or None and what it raised."""
@@ -53,8 +71,12 @@ class ThreadWorker:
     def close(self) -> None:
         """Let the thread end once it has done what it was given; nothing is called back any more."""
         self._loop.remove_reader(self._told)
-        os.close(self._ask)
-        os.close(self._told)
+        self._close(self._ask, self._told)
+
+    @staticmethod
+    def _close(*fds: int) -> None:
+        for fd in fds:
+            os.close(fd)
 
     def _work(self) -> None:
         while os.read(self._asked, 1):
@@ -73,7 +95,11 @@ class ThreadWorker:
     def _answer(self) -> None:
         for _ in os.read(self._told, 4096):
             then, result, error = self._answers.popleft()
-            then(result, error)
+            try:
+                then(result, error)
+            except Exception:
+                # Whoever else this thread works for waits for the answers that follow.
+                log.exception("callback_failed", caller=self._name)
 
 
 class SharedWorkers:

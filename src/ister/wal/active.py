@@ -11,7 +11,7 @@ import structlog
 
 from ister.core.errors import BusyError, DiskFullError, ResourceExhaustedError
 from ister.core.frame import Marker, encode_marker
-from ister.ports.files import as_busy, replace_file, said
+from ister.ports.files import as_busy, close_file, replace_file, said
 from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, dump_checkpoint
 from ister.wal.directory import FileNames, OpenedLog, Segment
 
@@ -106,8 +106,8 @@ class ActiveFiles:
         return Segment(seq, next_offset, self._directory / self._names.name(seq, next_offset))
 
     def switch(self, segment: Segment, file: File, nonce: int) -> None:
-        """Go on with the next file."""
-        self._file.close()
+        """Go on with the next file; the old one was synced."""
+        close_file(self._file, self.active.path.name)
         self.active.size = self.pos
         self._file, self.pos, self._nonce = file, 0, nonce
         self.segments.append(segment)
@@ -172,14 +172,18 @@ class ActiveFiles:
             self.mark(next_offset, next_offset, self.pos, log_name)
             self._file.sync()
         self.resting = True
-        self._file.close()
+        close_file(self._file, self.active.path.name)
 
     def wake(self) -> None:
         """Open the active file again, which must be as it was left."""
         file = self.files.open(self.active.path)
-        size = file.size()
+        size = -1
+        try:
+            size = file.size()
+        finally:
+            if size != self.pos:
+                close_file(file, self.active.path.name)
         if size != self.pos:
-            file.close()
             raise BrokenFileError(f"{self.active.path.name} has {size} bytes, {self.pos} were written")
         self._file, self.resting = file, False
 
@@ -223,7 +227,7 @@ class ActiveFiles:
     def abandon(self) -> None:
         """Let go of the directory without touching it."""
         if not self.resting:
-            self._file.close()
+            close_file(self._file, self.active.path.name)
         self._lock.release()
 
     def _write_checkpoint(self, sealed: list[SealedFile]) -> None:

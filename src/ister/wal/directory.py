@@ -25,7 +25,7 @@ from ister.core.errors import (
 from ister.core.frame import HEADER_BYTES, Marker, encode_marker
 from ister.core.recover import Recovery, Scanner, Verdict
 from ister.core.retry import is_transient
-from ister.ports.files import DRAFT, append_all, as_busy, create_draft, said
+from ister.ports.files import DRAFT, append_all, as_busy, close_file, create_draft, said
 from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, load_checkpoint
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class OpenedLog:
     def abandon(self) -> None:
         """Let go of it without touching it."""
         if not self.resting:
-            self.active.close()
+            close_file(self.active, self.segments[-1].path.name)
         self.lock.release()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -102,6 +102,8 @@ class DiskJobs:
     async def _wait_synced(self, offset: int) -> None:
         if self._disk is None or self._synced >= offset:
             return
+        if self._poison:
+            raise SyncFailedError(self.config.name, self._poison)  # it is written, and nobody will sync it
         waiter: Waiter = self._loop.create_future()
         self._waiters.synced.append((offset, waiter))
         self._next_job()
@@ -135,6 +137,22 @@ class DiskJobs:
         if self._sync_wanted or self._waiters.want_sync(self._synced):
             self._start_sync()
 
+    def _run(self, disk: ActiveFiles, work: Callable[[], Any], done: Callable[..., None]) -> None:
+        disk.worker.run(work, partial(self._answer, done))
+
+    def _answer(self, done: Callable[..., None], result: Any, error: BaseException | None) -> None:
+        """Act on what a disk operation has returned; a bug there poisons the log, so that nobody waits for ever."""
+        try:
+            done(result, error)
+        except Exception as bug:  # noqa: BLE001  # whatever it is, nobody may wait for ever
+            self._poisoned_by(bug)
+            self._job = ""
+            self._waiters.tell_job_ended()
+
+    def _poisoned_by(self, bug: Exception) -> None:
+        log.error("callback_failed", caller=self.config.name, exc_info=bug)
+        self._poisoned(f"an unexpected error in the broker: {bug!r}")
+
     def _start_sync(self) -> None:
         disk = self._disk
         if self._job or self._poison or self._closed or disk is None:
@@ -145,9 +163,9 @@ class DiskJobs:
         self._waiters.refused = []
         done = partial(self._sync_done, disk, target)
         if len(self._waiters.synced) == 1 and disk.files.pace.may_wait_here(self, self._loop.time()):
-            done(*disk.sync_here())
+            self._answer(done, *disk.sync_here())
         else:
-            disk.worker.run(disk.sync, done)
+            self._run(disk, disk.sync, done)
 
     def _sync_done(self, disk: ActiveFiles, target: SyncTarget, seconds: float, error: BaseException | None) -> None:
         if error is not None:
@@ -187,7 +205,7 @@ class DiskJobs:
         self._job = "rotate"
         segment = disk.following(self._next)
         make_next = partial(disk.make_next, segment.path, sealed_files(disk.segments, self._next), self.config.name)
-        disk.worker.run(make_next, partial(self._rotation_done, disk, segment))
+        self._run(disk, make_next, partial(self._rotation_done, disk, segment))
 
     def _rotation_done(self, disk: ActiveFiles, segment: Segment, file: File, error: BaseException | None) -> None:
         if isinstance(error, NotRotatedError):
@@ -219,7 +237,7 @@ class DiskJobs:
         if disk.resting:
             return
         self._job = "rest"
-        disk.worker.run(partial(disk.rest, self._next, self.config.name), partial(self._rest_done, disk))
+        self._run(disk, partial(disk.rest, self._next, self.config.name), partial(self._rest_done, disk))
 
     def _rest_done(self, disk: ActiveFiles, _: None, error: BaseException | None) -> None:
         if error is not None:
@@ -237,7 +255,7 @@ class DiskJobs:
             return
         assert self._slots is not None, "only for its slot's sake a file was closed"
         self._job, self._not_opened = "open", None
-        self._slots.take(self, partial(disk.worker.run, disk.wake, partial(self._open_done, disk)))
+        self._slots.take(self, partial(self._run, disk, disk.wake, partial(self._open_done, disk)))
 
     def _open_done(self, disk: ActiveFiles, _: None, error: BaseException | None) -> None:
         if isinstance(error, BrokenFileError):

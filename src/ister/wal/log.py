@@ -22,7 +22,7 @@ from ister.core.errors import (
 )
 from ister.ports.background import in_background
 from ister.ports.clock import SystemClock
-from ister.ports.files import OsFiles, said
+from ister.ports.files import OsFiles, as_busy, said
 from ister.wal.active import NOT_STORED, ActiveFiles, BrokenFileError
 from ister.wal.cache import FrameCache
 from ister.wal.config import AckLevel, SyncMode, WalConfig
@@ -89,11 +89,21 @@ class Wal(DiskJobs):
         async with nullcontext() if files.slots is None else files.slots.opening():
             opened = await open_log(files, directory, config, clock.wall_us(), resume, within)
             names = FileNames.of(config.file_name)
-            disk = ActiveFiles(files, directory, names, opened, write_bytes_max=config.max_batch_bytes)
-            wal = cls(config, clock, opened, disk)
-            wal._attest(disk.begin, wal._next)
-            if wal._slots is not None and not disk.resting:
-                wal._slots.hold(wal)
+            disk: ActiveFiles | None = None
+            try:
+                disk = ActiveFiles(files, directory, names, opened, write_bytes_max=config.max_batch_bytes)
+                wal = cls(config, clock, opened, disk)
+                wal._attest(disk.begin, wal._next)
+                if wal._slots is not None and not disk.resting:
+                    wal._slots.hold(wal)
+            except BaseException as error:
+                opened.abandon()
+                if disk is not None:
+                    disk.worker.close()
+                busy = as_busy(error, config.name, f"open {directory}") if isinstance(error, OSError) else None
+                if busy is None:
+                    raise
+                raise busy from error
         return wal
 
     # --- where it stands ----------------------------------------------------------------------------------------------
@@ -308,8 +318,9 @@ class Wal(DiskJobs):
                 await asyncio.shield(self._loop.run_in_executor(None, let_go))
             except OSError as error:
                 failure = failure or SyncFailedError(self.config.name, f"closing it failed: {said(error)}")
-            self._disk.worker.close()
-            self._give_slot_back()
+            finally:
+                self._disk.worker.close()
+                self._give_slot_back()
         if failure is not None:
             raise failure
 
@@ -397,6 +408,9 @@ class Wal(DiskJobs):
             self._refuse_durably(waiters, error)
         except IsterError as error:
             fail(waiters, error)
+        except Exception as bug:  # noqa: BLE001  # whatever it is, nobody may wait for ever
+            self._poisoned_by(bug)
+            fail(waiters, WriteFailedError(self.config.name, self._poison))
         else:
             if self._waits_for_sync:
                 self._waiters.synced += zip(range(tick.start + 1, tick.stop + 1), waiters, strict=True)
@@ -409,14 +423,20 @@ class Wal(DiskJobs):
     def _write(self, chunks: list[Chunk], append_time_us: int) -> None:
         """Write chunks whole, or leave the file as it was and raise."""
         disk = self._disk
-        if disk is not None:
-            try:
+        try:
+            if disk is not None:
                 disk.write(chunks, append_time_us, self.config.name)
-            except BrokenFileError as error:
-                self._poisoned(str(error))
-                raise WriteFailedError(self.config.name, self._poison) from error
-        for chunk in chunks:
-            self._cache.add(chunk)
+            for chunk in chunks:
+                self._cache.add(chunk)
+        except NOT_STORED:
+            raise
+        except BrokenFileError as error:
+            self._poisoned(str(error))
+            raise WriteFailedError(self.config.name, self._poison) from error
+        except Exception as bug:
+            # The frames may be in the file: another append must not write their offsets a second time.
+            self._poisoned_by(bug)
+            raise WriteFailedError(self.config.name, self._poison) from bug
         self._written_bytes.reach(self._written_bytes.value + sum(len(chunk.frames) for chunk in chunks))
         self._next = chunks[-1].stop
         self._append_time_us = append_time_us

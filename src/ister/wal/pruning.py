@@ -26,7 +26,7 @@ class Pruner:
     async def ended(self) -> None:
         """Return once nothing is being deleted: a file must never go before an older one, or the log has a hole."""
         while self._job is not None and not self._job.done():
-            await asyncio.shield(self._job)
+            await asyncio.wait({self._job})  # how it ended is told to whoever asked for it
 
     async def prune(self, before: int) -> None:
         """Delete sealed files that hold only offsets below `before`; nothing else may be under way.
@@ -44,8 +44,11 @@ class Pruner:
 
     async def _remove(self, doomed: list[Segment]) -> None:
         disk = self._disk
-        gone = await asyncio.get_running_loop().run_in_executor(None, disk.remove, doomed)
-        disk.segments[:0] = doomed[gone:]
+        gone = 0
+        try:
+            gone = await asyncio.get_running_loop().run_in_executor(None, disk.remove, doomed)
+        finally:
+            disk.segments[:0] = doomed[gone:]
         self.files_gone += gone
         size = sum(segment.size for segment in doomed[:gone])
         log.info("log_pruned", log=self._log_name, files=gone, bytes=size, start=disk.segments[0].first)
