@@ -346,11 +346,11 @@ def test_why_dead_letters_wait_is_logged_once_for_each_cause(tmp_path, monkeypat
             store, failures = client.broker.store_dead_letter, iter(["full"] * 10 + ["broken"] * 10)
             tried = []
 
-            async def fails(topic, name, letter, policy):
+            async def fails(topic, name, letter, *more):
                 tried.append(letter.message.offset)
                 if (cause := next(failures, None)) is not None:
                     raise PreconditionError(cause)
-                await store(topic, name, letter, policy)
+                await store(topic, name, letter, *more)
 
             monkeypatch.setattr(client.broker, "store_dead_letter", fails)
             with told() as events:

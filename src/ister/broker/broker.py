@@ -17,7 +17,7 @@ import structlog
 from ister.broker import ids
 from ister.broker.following import Following
 from ister.broker.holding import Holding
-from ister.broker.letters import letter_message
+from ister.broker.letters import LetterUnknownError, is_stored, letter_message
 from ister.broker.opening import Opened, TopicRetries, open_stored
 from ister.broker.pipelines import Pipelines
 from ister.broker.read_only import refuse
@@ -34,8 +34,10 @@ from ister.core.errors import (
     DrainingError,
     InvalidRequestError,
     IsterError,
+    LevelNotReachedError,
     NotFoundError,
     PreconditionError,
+    UnknownOutcomeError,
     UnknownTopicError,
 )
 from ister.core.names import TopicName, partition_of
@@ -566,16 +568,35 @@ class Broker:
         await self.pipelines.wait_upto(topic.name, topic.generation, upto, timeout_s)
 
     async def store_dead_letter(
-        self, topic: Topic, subscription: str, letter: DeadLetter, policy: FailurePolicy
+        self,
+        topic: Topic,
+        subscription: str,
+        letter: DeadLetter,
+        policy: FailurePolicy,
+        doubt: LetterUnknownError | None = None,
     ) -> None:
-        """Publish a copy to the policy's topic; returns once it is stored."""
+        """Publish a copy to the policy's topic; returns once it is in that topic's log, whatever level it waits for.
+
+        LetterUnknownError when it may be stored; give it back with the next try, which looks first then.
+        """
         if policy.dead_letter_topic is None:
             raise PreconditionError(f"subscription {subscription} has no dead letter topic")
         name = TopicName.parse(policy.dead_letter_topic)
         target = await self.find_or_create_topic(name, reliable=True)
         if not target.reliable:
             raise PreconditionError(f"dead letter topic {name} is not reliable: what is published there is not stored")
-        await target.publish(letter_message(topic.text, subscription, letter, policy, target.text))
+        message = letter_message(topic.text, subscription, letter, policy, target.text)
+        start = target.next_offset
+        if doubt is not None and doubt.target == target.text:
+            start = doubt.start
+            if await is_stored(target, start, message):
+                return
+        try:
+            await target.publish(message)
+        except LevelNotReachedError:
+            pass  # it is in the log, and goes on from there by itself: storing it again would make a second copy
+        except UnknownOutcomeError as error:
+            raise LetterUnknownError(target.text, start, str(error)) from error
 
     def met_problem(self) -> None:
         """Open topics again soon that have a problem: someone has asked for one."""

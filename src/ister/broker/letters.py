@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ister.broker import ids
+from ister.core.errors import UnknownOutcomeError
 from ister.core.failure import Poison
 from ister.core.message import MsgID, StreamMessage
+from ister.storage.persistent import ReadsAhead
 
 if TYPE_CHECKING:
+    from ister.broker.topic import Topic
     from ister.core.dispatch import DeadLetter
     from ister.core.failure import FailurePolicy
 
@@ -16,6 +19,36 @@ ADDRESS_BYTES_MAX = 255
 REASON_BYTES_MAX = 512
 """With these, all that a letter has beside the message fits into what clients take beyond the largest message."""
 POLICY_NAMES = {Poison.DEAD_LETTER: "dead_letter", Poison.DROP: "drop", Poison.BLOCK: "block"}
+
+
+WHENCE = ("x-original-topic", "x-original-subscription", "x-original-topic-offset")
+
+
+class LetterUnknownError(UnknownOutcomeError):
+    """A dead letter may or may not be in its topic, at `start` or behind; look before it is stored again."""
+
+    def __init__(self, target: str, start: int, cause: str) -> None:
+        self.target = target
+        self.start = start
+        self.cause = cause
+        super().__init__(f"a dead letter may or may not be in topic {target}, at offset {start} or behind: {cause}")
+
+
+async def is_stored(target: Topic, start: int, letter: StreamMessage) -> bool:
+    """Return True if a topic has a dead letter already, at `start` or behind."""
+    start, stop = max(start, target.start_offset), target.next_offset
+    reader = await target.read_from(start)
+    try:
+        while start < stop:
+            for message in await reader.read():
+                start = message.offset + 1
+                same = [message.attributes.get(key) == letter.attributes[key] for key in WHENCE]
+                if all(same) and message.payload == letter.payload:
+                    return True
+    finally:
+        if isinstance(reader, ReadsAhead):
+            await reader.close()
+    return False
 
 
 def letter_message(

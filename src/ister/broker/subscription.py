@@ -7,16 +7,18 @@ consumer has no task, no reader and no timer.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from ister.broker.letters import LetterUnknownError
 from ister.broker.stream import Consumer, Stream, tell_promoted
 from ister.core.delivery_id import DeliveryId
 from ister.core.dispatch import Dispatch, SubscriptionType
 from ister.core.errors import BusyError, IsterError, LogClosedError, OffsetOutOfRangeError
 from ister.core.failure import FailurePolicy
 from ister.core.rate import TokenBucket
+from ister.storage.persistent import ReadsAhead
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,17 +70,10 @@ class Home(Protocol):
         """Take note that progress is to be saved."""
         ...
 
-    async def store_dead_letter(self, subscription: str, letter: DeadLetter, policy: FailurePolicy) -> None:
-        """Publish a copy of a message that nobody could consume."""
-        ...
-
-
-@runtime_checkable
-class ReadsAhead(Protocol):
-    """A reader that does something when nobody reads."""
-
-    async def close(self) -> None:
-        """Stop reading ahead."""
+    async def store_dead_letter(
+        self, subscription: str, letter: DeadLetter, policy: FailurePolicy, doubt: LetterUnknownError | None
+    ) -> None:
+        """Publish a copy of a message that nobody could consume; `doubt` is what an earlier try ended with."""
         ...
 
 
@@ -115,6 +110,8 @@ class ReliableSubscription:
         self._log_skipped_at = 0.0
         self._reading: asyncio.Task[None] | None = None
         self._letters: set[asyncio.Task[None]] = set()
+        self._letter_doubts: dict[int, LetterUnknownError] = {}
+        """By offset: the tries to store a dead letter that ended without a known outcome."""
         self._letter_causes: set[str] = set()
         """Why dead letters could not be stored, as far as it is logged; emptied when one is stored."""
         self._alarm: asyncio.TimerHandle | None = None
@@ -507,13 +504,16 @@ class ReliableSubscription:
         assert policy is not None, "only a policy makes dead letters"
         offset = letter.message.offset
         try:
-            await self._home.store_dead_letter(self.name, letter, policy)
+            await self._home.store_dead_letter(self.name, letter, policy, self._letter_doubts.get(offset))
         except IsterError as error:
+            if isinstance(error, LetterUnknownError):
+                self._letter_doubts[offset] = error
             self._log_letter_cause(offset, str(error))
             self._dispatch.dead_letter_failed(offset, self._loop.time(), letter.number)
         else:
             self.dead_lettered += 1
             self._letter_causes.clear()
+            self._letter_doubts.pop(offset, None)
             self._dispatch.dead_letter_stored(offset, self._loop.time(), letter.number)
             self._home.cursor_moved()
         self._settle()

@@ -19,6 +19,7 @@ from ister.storage.lake_storage import LakeStorage
 from ister.storage.owned_key import CursorTakenError
 
 if TYPE_CHECKING:
+    from ister.broker.letters import LetterUnknownError
     from ister.broker.records import SubscriptionRecord, TopicRecord
     from ister.broker.settings import BrokerSettings
     from ister.config.policies import CompletePolicies
@@ -57,7 +58,12 @@ class Home(Protocol):
         ...
 
     async def store_dead_letter(
-        self, topic: Topic, subscription: str, letter: DeadLetter, policy: FailurePolicy
+        self,
+        topic: Topic,
+        subscription: str,
+        letter: DeadLetter,
+        policy: FailurePolicy,
+        doubt: LetterUnknownError | None = None,
     ) -> None:
         """Publish a copy to the policy's topic; returns once it is stored."""
         ...
@@ -245,9 +251,11 @@ class Topic:
         """Read from an offset on."""
         return await self.stored.create_reader(StartPosition.offset(offset))
 
-    async def store_dead_letter(self, subscription: str, letter: DeadLetter, policy: FailurePolicy) -> None:
+    async def store_dead_letter(
+        self, subscription: str, letter: DeadLetter, policy: FailurePolicy, doubt: LetterUnknownError | None
+    ) -> None:
         """Publish a copy of a message that nobody could consume."""
-        await self._home.store_dead_letter(self, subscription, letter, policy)
+        await self._home.store_dead_letter(self, subscription, letter, policy, doubt)
 
     # --- subscriptions ------------------------------------------------------------------------------------------------
 
