@@ -12,6 +12,7 @@ import random
 from pathlib import Path
 
 from ister.core.errors import LockedError
+from ister.core.retry import is_transient
 from ister.ports.files import LEVELS_OWNED
 from ister.ports.pace import Pace
 
@@ -216,7 +217,12 @@ class SimFiles:
 
     def _step(self, op: str, path: Path) -> None:
         self.steps += 1
-        self.on_step(op, path)
+        try:
+            self.on_step(op, path)
+        except OSError as error:
+            if op.startswith("sync") and is_transient(error):
+                raise OSError(errno.EIO, f"it could not be synced ({error.strerror})") from error
+            raise
 
     def create(self, path: Path) -> SimFile:
         self._step("create", path)
@@ -231,10 +237,7 @@ class SimFiles:
 
     def create_durable(self, path: Path) -> SimFile:
         file = self.create(path)
-        try:
-            self.sync_directory(path.parent)
-        except OSError as error:
-            raise OSError(errno.EIO, f"its name could not be synced ({error.strerror})") from error
+        self.sync_directory(path.parent)
         return file
 
     def open(self, path: Path) -> SimFile:

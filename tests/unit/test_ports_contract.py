@@ -115,16 +115,37 @@ def test_no_file_is_made_when_there_is_no_descriptor_left_to_sync_its_name(tmp_p
     assert (tmp_path / "x").exists() == (free == 2)
 
 
-def test_a_name_that_cannot_be_synced_is_never_a_transient_error(tmp_path, monkeypatch):
+def test_a_failed_sync_is_never_a_transient_error(place, monkeypatch):
     """I7."""
+    files, directory = place
+    file = files.create(directory / "x")
 
-    def fail(fd):
+    def fail(*_):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
+    if isinstance(files, SimFiles):
+        files.on_step = lambda op, path: fail() if op.startswith("sync") else None
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="could not be synced") as failure:
-        OsFiles().create_durable(tmp_path / "x")
-    assert not is_transient(failure.value)
+    monkeypatch.setattr(os, "fdatasync", fail)
+    for act in (
+        file.sync,
+        lambda: files.sync_directory(directory),
+        lambda: files.create_durable(directory / "y"),
+    ):
+        with pytest.raises(OSError, match="could not be synced") as failure:
+            act()
+        assert not is_transient(failure.value)
+
+
+def test_a_lock_that_is_released_twice_closes_no_other_file(tmp_path):
+    files = OsFiles()
+    lock = files.lock(tmp_path)
+    lock.release()
+    other = files.create(tmp_path / "x")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        lock.release()
+    assert other.append([b"x"]) == 1
+    other.close()
 
 
 def test_what_is_not_there_cannot_be_opened_removed_renamed_or_listed(place):

@@ -21,7 +21,7 @@ from ister.ports.pace import Pace
 from ister.ports.worker import SharedWorkers, ThreadWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ister.core.columns import Frames
@@ -176,7 +176,7 @@ class _OsFile:
 
     def sync(self) -> float:
         began = time.monotonic()
-        os.fdatasync(self._fd)
+        _sync(os.fdatasync, self._fd)
         return time.monotonic() - began
 
     def truncate(self, size: int) -> None:
@@ -197,7 +197,8 @@ class _OsLock:
         self._fd = fd
 
     def release(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1  # its number may soon be another file's
+        os.close(fd)
 
 
 class _Within:
@@ -231,11 +232,10 @@ class OsFiles:
         try:
             file = self.create(path)
             try:
-                os.fsync(directory)
-            except OSError as error:
+                _sync(os.fsync, directory)
+            except BaseException:
                 file.close()
-                # After a failed sync nobody knows which names are on disk, whatever the reason was.
-                raise OSError(errno.EIO, f"its name could not be synced ({said(error)})") from error
+                raise
         finally:
             os.close(directory)
         return file
@@ -272,7 +272,7 @@ class OsFiles:
         """Return once every name in it is on disk."""
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            _sync(os.fsync, fd)
         finally:
             os.close(fd)
 
@@ -340,6 +340,16 @@ def _look(directory: Path) -> None:
         _own(fd, directory, fcntl.LOCK_SH)
     finally:
         os.close(fd)
+
+
+def _sync(call: Callable[[int], None], fd: int) -> None:
+    """Sync a file or a directory; a failed sync is never transient, because a second one would prove nothing."""
+    try:
+        call(fd)
+    except OSError as error:
+        if is_transient(error):
+            raise OSError(errno.EIO, f"it could not be synced ({said(error)})") from error
+        raise
 
 
 def append_all(file: File, parts: Sequence[Frames]) -> None:

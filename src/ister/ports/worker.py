@@ -72,6 +72,7 @@ class ThreadWorker:
         """Let the thread end once it has done what it was given; nothing is called back any more."""
         self._loop.remove_reader(self._told)
         self._close(self._ask, self._told)
+        self._ask = self._told = -1  # their numbers may soon be other files'
 
     @staticmethod
     def _close(*fds: int) -> None:

@@ -168,7 +168,7 @@ def open_directory(
         try:
             opened = _open_locked(files, directory, names, nonce, lock)
             if resume is not None and opened.next_offset < resume.offset:
-                opened.active.close()
+                close_file(opened.active, opened.segments[-1].path.name)
                 return _start_behind(files, directory, names, nonce, opened, resume)
             return opened if files.slots is None else _put_to_rest(opened)
         except BaseException:
@@ -188,7 +188,7 @@ def _put_to_rest(opened: OpenedLog) -> OpenedLog:
     try:
         opened.active.sync()
     finally:
-        opened.active.close()
+        close_file(opened.active, opened.segments[-1].path.name)
     return replace(opened, resting=True)
 
 

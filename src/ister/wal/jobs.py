@@ -138,7 +138,10 @@ class DiskJobs:
             self._start_sync()
 
     def _run(self, disk: ActiveFiles, work: Callable[[], Any], done: Callable[..., None]) -> None:
-        disk.worker.run(work, partial(self._answer, done))
+        try:
+            disk.worker.run(work, partial(self._answer, done))
+        except OSError as error:
+            self._answer(done, None, error)
 
     def _answer(self, done: Callable[..., None], result: Any, error: BaseException | None) -> None:
         """Act on what a disk operation has returned; a bug there poisons the log, so that nobody waits for ever."""
@@ -202,9 +205,9 @@ class DiskJobs:
         if disk.active.first == self._next:
             self._waiters.tell_rotated(self._next)
             return
-        self._job = "rotate"
         segment = disk.following(self._next)
         make_next = partial(disk.make_next, segment.path, sealed_files(disk.segments, self._next), self.config.name)
+        self._job = "rotate"
         self._run(disk, make_next, partial(self._rotation_done, disk, segment))
 
     def _rotation_done(self, disk: ActiveFiles, segment: Segment, file: File, error: BaseException | None) -> None:

@@ -437,8 +437,8 @@ class Wal(DiskJobs):
             # The frames may be in the file: another append must not write their offsets a second time.
             self._poisoned_by(bug)
             raise WriteFailedError(self.config.name, self._poison) from bug
-        self._written_bytes.reach(self._written_bytes.value + sum(len(chunk.frames) for chunk in chunks))
         self._next = chunks[-1].stop
+        self._written_bytes.reach(self._written_bytes.value + sum(len(chunk.frames) for chunk in chunks))
         self._append_time_us = append_time_us
         if not self._waits_for_sync:
             self._visible.reach(self._next)
