@@ -167,6 +167,42 @@ def test_a_first_batch_that_failed_is_taken_again_though_messages_have_come(sour
     assert sink.offsets() == [(0, n) for n in range(10, 15)]
 
 
+def test_a_first_batch_that_failed_is_taken_again_from_the_offset_in_the_checkpoint(source, broker, tmp_path):
+    """M6: it does not look for its beginning again, here by other options, else by what retention has left."""
+    topic = new_topic("begin")
+    produce(broker, topic, [b"x"] * 10)
+    sink = Sink(source, broker, topic, tmp_path)
+    keep = sink._keep
+
+    def fail(frame, batch):
+        raise RuntimeError("the sink is away")
+
+    sink._keep = fail
+    with pytest.raises(StreamingQueryException, match="the sink is away"):
+        sink.run()
+    sink._keep = keep
+    sink.options = {"startingOffsets": "5"}
+    sink.run()
+    assert sink.offsets() == [(0, n) for n in range(10)]
+
+
+def test_a_query_goes_on_when_its_broker_is_restarted(source, broker, tmp_path):
+    """M5."""
+    topic = new_topic("restarted")
+    produce(broker, topic, [b"x"] * 10)
+    sink = Sink(source, broker, topic, tmp_path)
+    query = sink.start()
+    try:
+        query.processAllAvailable()
+        broker.kill()
+        broker.start()
+        produce(broker, topic, [b"y"] * 10)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert sink.offsets() == [(0, n) for n in range(20)]
+
+
 def test_latest_begins_behind_what_is_there_and_a_number_waits_for_its_offset(source, broker, tmp_path):
     topic = new_topic("latest")
     produce(broker, topic, [b"x"] * 10)

@@ -1,5 +1,7 @@
 """What the Spark data source can be told, and how far a stream goes."""
 
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,13 +118,21 @@ def test_a_stream_has_the_columns_of_a_table():
     assert from_arrow_schema(ARROW) == SCHEMA
 
 
-marks = st.dictionaries(st.integers(0, 20), st.builds(Mark, st.integers(1, 9), st.integers(0, 2**62)))
+offsets = st.integers(0, 2**62)
+marks = st.dictionaries(st.integers(0, 20), st.builds(Mark, st.integers(1, 9), offsets, st.none() | offsets))
 
 
 @settings(deadline=None)
 @given(marks)
 def test_marks_are_read_as_they_were_kept(found):
     assert from_json(to_json(found)) == found
+
+
+def test_a_checkpoint_of_an_older_release_is_read_and_kept_as_it_is():
+    """M6."""
+    old = {"offsets": {"0": 120, "1": 98}, "generations": {"0": 1, "1": 2}}
+    assert from_json(old) == {0: Mark(1, 120), 1: Mark(2, 98)}
+    assert to_json(from_json(old)) == old
 
 
 def test_equal_marks_are_equal_text():
@@ -140,8 +150,36 @@ def test_a_limit_is_kept_used_up_and_shared(data, limit):
     taken = {n: ends[n] - start[n] for n in numbers}
     assert sum(taken.values()) == min(limit, sum(waiting.values()))
     assert all(0 <= taken[n] <= waiting[n] for n in numbers)
+    ready = [n for n in numbers if waiting[n]]
+    assert sum(taken[n] > 0 for n in ready) == min(limit, len(ready)), "each gets something while the limit allows"
     for n in numbers:
-        assert sum(waiting.values()) <= limit or abs(taken[n] - limit * waiting[n] / sum(waiting.values())) <= 1
+        part = limit * waiting[n] / max(1, sum(waiting.values()))
+        assert sum(waiting.values()) <= limit or abs(taken[n] - part) <= len(ready)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 12))
+def test_no_partition_starves_whatever_comes_in_the_others(seed, count, limit):
+    """M4."""
+    rng = Random(seed)
+    starts = {n: rng.randrange(50) for n in range(count)}
+    stops = dict(starts)
+    passed_over = dict.fromkeys(starts, 0)
+    for _ in range(30):
+        for n in stops:
+            stops[n] += rng.choice((0, 0, 1, 5, 10**6))
+        ends = advance(starts, stops, limit)
+        for n, start in starts.items():
+            waits = start < stops[n] and ends[n] == start
+            passed_over[n] = passed_over[n] + 1 if waits else 0
+        assert max(passed_over.values()) < -(-count // limit), "each is read from within so many triggers"
+        starts = ends
+
+
+def test_a_small_partition_is_read_beside_a_large_one():
+    """M4."""
+    assert advance({0: 0, 1: 0}, {0: 10**6, 1: 5}, 1000) == {0: 999, 1: 1}
+    assert advance({0: 0, 1: 0, 2: 7}, {0: 10**6, 1: 5, 2: 7}, 1) == {0: 0, 1: 1, 2: 7}
 
 
 def test_without_a_limit_everything_is_taken():

@@ -95,25 +95,77 @@ def test_offsets_that_retention_deleted_are_refused():
     with pytest.raises(OffsetsGoneError, match="no offsets below 30 any more, and 29 was asked for"):
         topic.first(topic.partitions())
     topic = planner(client)
-    assert topic.first(topic.partitions()) == {0: Mark(1, 30)}
+    assert topic.first(topic.partitions()) == {0: Mark(1, 30, 30)}
     with pytest.raises(OffsetsGoneError, match="retention deleted them"):
         planned(client, 29, 40)
 
 
-def test_a_first_batch_that_is_repeated_begins_where_it_began_though_messages_have_come(monkeypatch):
+@pytest.fixture
+def stream(monkeypatch):
+    """Return a stream's reader of the answers of a broker; each is what a restart makes."""
+
+    def made(answers, start):
+        monkeypatch.setattr(TopicPlanner, "open", lambda options: TopicPlanner(options, answers, with_files=True))
+        return TopicStreamReader(read_options({"topic": NAME, "startingOffsets": start}, Use.READ_STREAM))
+
+    return made
+
+
+def marks(offset, begin=None):
+    found = {"offsets": {"0": offset}, "generations": {"0": 1}}
+    return found if begin is None else {**found, "begins": {"0": begin}}
+
+
+def restarted(reader, end):
+    """Do what Spark does after a first batch that failed: plan its end, then ask where it begins, and plan it."""
+    assert reader.partitions(end, end) == []
+    return reader.initialOffset()
+
+
+def test_a_first_batch_that_is_repeated_begins_where_it_began_though_messages_have_come(stream):
     answers = Client(next=100)
-    monkeypatch.setattr(TopicPlanner, "open", lambda options: TopicPlanner(options, answers, with_files=True))
-    options = read_options({"topic": NAME, "startingOffsets": "latest"}, Use.READ_STREAM)
-    first = TopicStreamReader(options)
+    first = stream(answers, "latest")
     end = first.latestOffset()
-    assert first.initialOffset() == end == {"offsets": {"0": 100}, "generations": {"0": 1}}
+    assert first.initialOffset() == end == marks(100, 100)
     answers.offsets = {"next": 120, "synced": 120}
-    again = TopicStreamReader(options)  # Spark's order after a batch that failed: its end, then where it begins
-    assert again.partitions(end, end) == []
-    begin = again.initialOffset()
-    assert begin == end
-    assert again.partitions(begin, end) == []
-    assert again.latestOffset() == {"offsets": {"0": 120}, "generations": {"0": 1}}
+    for kept in (end, marks(100)):  # the second is of an older release
+        again = stream(answers, "latest")
+        begin = restarted(again, kept)
+        assert begin == kept
+        assert again.partitions(begin, kept) == []
+        assert again.latestOffset()["offsets"] == {"0": 120}
+
+
+@pytest.mark.parametrize("start", ["earliest", "0"])
+def test_a_first_batch_that_is_repeated_after_retention_stops_the_query_and_has_not_fewer_offsets(stream, start):
+    """M6."""
+    answers = Client(next=100)
+    end = stream(answers, start).latestOffset()
+    assert end == marks(100, 0)
+    again = stream(answers, start)
+    begin = restarted(again, end)
+    assert begin == marks(0, 0)
+    assert spans_of(again.partitions(begin, end)) == [(at, at + 10) for at in range(0, 100, 10)]
+    for oldest in (30, 110):  # in the batch, and behind its end
+        answers.offsets = {"start": oldest, "log_start": oldest, "next": 120, "synced": 120}
+        again = stream(answers, start)
+        begin = restarted(again, end)
+        with pytest.raises(OffsetsGoneError, match=f"no offsets below {oldest} any more, and 0 was asked for"):
+            again.partitions(begin, end)
+
+
+def test_a_batch_in_which_a_partition_appeared_is_repeated_from_where_that_began(stream):
+    """M6."""
+    answers = Client(start=10, log_start=10)
+    reader = stream(answers, "earliest")
+    before = {"offsets": {}, "generations": {}}
+    reader.partitions(before, before)
+    end = reader.latestOffset()
+    assert end == marks(100, 10)
+    assert spans_of(stream(answers, "earliest").partitions(before, end))[0] == (10, 20)
+    answers.offsets = {"start": 30, "log_start": 30}
+    with pytest.raises(OffsetsGoneError, match="no offsets below 30 any more, and 10 was asked for"):
+        stream(answers, "earliest").partitions(before, end)
 
 
 def test_a_trigger_waits_for_a_broker_that_is_away(tmp_path, monkeypatch):
@@ -131,7 +183,7 @@ def test_a_trigger_waits_for_a_broker_that_is_away(tmp_path, monkeypatch):
 
         monkeypatch.setattr("ister.pipeline.client.time.sleep", start)
         reader = TopicStreamReader(read_options(options, Use.READ_STREAM))
-        assert reader.latestOffset() == {"offsets": {"0": 0}, "generations": {"0": 1}}
+        assert reader.latestOffset() == marks(0, 0)
         reader.stop()
     assert waits
 

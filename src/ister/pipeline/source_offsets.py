@@ -2,15 +2,17 @@
 
 What Spark keeps of it in its checkpoint is JSON:
 
-    {"offsets": {"0": 120, "1": 98}, "generations": {"0": 1, "1": 1}}
+    {"offsets": {"0": 120, "1": 98}, "generations": {"0": 1, "1": 1}, "begins": {"0": 0, "1": 90}}
 
 An offset is the next to be read. The generation tells a topic from another of the same name that was made after it was
-deleted: its offsets mean other messages.
+deleted: its offsets mean other messages. A partition's begin is the offset at which the query began with it: the batch that
+began there has no other record of it, and is repeated from there. It stays for good, because Spark takes a checkpoint whose
+text changes for new data. Checkpoints of older releases have no begins.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
 from ister.core.errors import ClientError
 
@@ -23,6 +25,8 @@ class Mark(NamedTuple):
 
     generation: int
     offset: int
+    begin: int | None = None
+    """Where the query began with this partition; None in a checkpoint of an older release."""
 
 
 Marks = dict[int, Mark]
@@ -34,6 +38,7 @@ class MarksJson(TypedDict):
 
     offsets: dict[str, int]
     generations: dict[str, int]
+    begins: NotRequired[dict[str, int]]
 
 
 NEW_CHECKPOINT = "this query cannot go on: start another, with a checkpoint of its own"
@@ -52,16 +57,21 @@ class TopicChangedError(ClientError):
 def to_json(marks: Marks) -> MarksJson:
     """Return what Spark keeps; equal marks give equal text, by which Spark sees that nothing is new."""
     ordered = sorted(marks.items())
-    return {
+    found: MarksJson = {
         "offsets": {str(number): mark.offset for number, mark in ordered},
         "generations": {str(number): mark.generation for number, mark in ordered},
     }
+    begins = {str(number): mark.begin for number, mark in ordered if mark.begin is not None}
+    return {**found, "begins": begins} if begins else found
 
 
 def from_json(found: MarksJson) -> Marks:
     """Read what Spark kept."""
-    generations = found["generations"]
-    return {int(number): Mark(generations[number], offset) for number, offset in found["offsets"].items()}
+    generations, begins = found["generations"], found.get("begins", {})
+    return {
+        int(number): Mark(generations[number], offset, begins.get(number))
+        for number, offset in found["offsets"].items()
+    }
 
 
 def check_same(topic: str, before: Marks, now: Marks) -> None:
@@ -74,18 +84,27 @@ def check_same(topic: str, before: Marks, now: Marks) -> None:
 
 
 def advance(start: Mapping[int, int], stop: Mapping[int, int], limit: int | None) -> dict[int, int]:
-    """Return how far each partition is read next: at most `limit` offsets together, each its part of what waits.
+    """Return how far each partition is read next: at most `limit` offsets together.
 
-    A partition that ends before its start, because the query begins at an offset that is still to come, stays there.
+    Each partition that has something to read gets one offset, then its part of what is left of the limit, in proportion to
+    what it has. Whoever is first to get one rotates by the offsets that were read, so that a limit below the number of
+    partitions reaches all of them in turn. A partition that ends before its start, because the query begins at an offset
+    that is still to come, stays there.
     """
-    waiting = {number: max(0, stop[number] - start[number]) for number in sorted(stop)}
+    numbers = sorted(stop)
+    waiting = {number: max(0, stop[number] - start[number]) for number in numbers}
     total = sum(waiting.values())
     if limit is None or total <= limit:
         return {number: start[number] + count for number, count in waiting.items()}
-    shares = {number: count * limit // total for number, count in waiting.items()}
+    first = sum(start[number] for number in numbers) % len(numbers)
+    ready = [number for number in numbers[first:] + numbers[:first] if waiting[number]]
+    shares = dict.fromkeys(numbers, 0) | dict.fromkeys(ready[:limit], 1)
+    rest = max(0, limit - len(ready))
+    for number in ready:
+        shares[number] += (waiting[number] - 1) * rest // max(1, total - len(ready))
     left = limit - sum(shares.values())
-    for number, count in waiting.items():
-        if left and shares[number] < count:
+    for number in ready:
+        if left and shares[number] < waiting[number]:
             shares[number] += 1
             left -= 1
-    return {number: start[number] + share for number, share in shares.items()}
+    return {number: start[number] + shares[number] for number in numbers}

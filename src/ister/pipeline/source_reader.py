@@ -167,7 +167,7 @@ class TopicPlanner:
         for number, one in found.items():
             offset = {Edge.EARLIEST: one.oldest, Edge.LATEST: one.stop}[start] if isinstance(start, Edge) else start
             check_there(one, offset)
-            marks[number] = Mark(one.generation, offset)
+            marks[number] = Mark(one.generation, offset, offset)
         return marks
 
     def partitions_of(self, found: dict[int, Found], start: Marks, stop: dict[int, int]) -> list[SplitPartition]:

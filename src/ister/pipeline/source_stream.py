@@ -39,11 +39,15 @@ class TopicStreamReader(DataSourceStreamReader):
     def initialOffset(self) -> MarksJson:  # type: ignore[override]  # noqa: N802  # a dict; Spark's name
         """Return where a query without a checkpoint begins.
 
-        Spark asks again when the first batch failed and is repeated. With `latest` that batch is empty, so where it ended
-        is where it began, whatever has come since.
+        Spark asks again when the first batch failed and is repeated. Its end, which is planned by then, says where it began,
+        whatever has come or was deleted since. In checkpoints of older releases it does not: there a batch with `latest` was
+        empty, and began where it ended.
         """
-        if self._options.start is Edge.LATEST and self._planned is not None:
-            return to_json(self._planned)
+        planned = self._planned
+        if planned is not None and all(mark.begin is not None for mark in planned.values()):
+            return to_json({n: mark._replace(offset=cast("int", mark.begin)) for n, mark in planned.items()})
+        if planned is not None and self._options.start is Edge.LATEST:
+            return to_json(planned)
         return to_json(self._begin(self._ask()[0]))
 
     def latestOffset(self) -> MarksJson:  # type: ignore[override]  # noqa: N802  # a dict; Spark's name
@@ -51,13 +55,14 @@ class TopicStreamReader(DataSourceStreamReader):
         found, now = self._ask()
         at = self._begin(found) if self._planned is None else self._planned
         check_same(self._options.topic, at, now)
-        start = {n: at[n].offset if n in at else one.oldest for n, one in found.items()}
+        at = {n: at[n] if n in at else Mark(one.generation, one.oldest, one.oldest) for n, one in found.items()}
+        start = {n: mark.offset for n, mark in at.items()}
         stop = {n: one.stop for n, one in found.items()}
         ends = advance(start, stop, self._options.offsets_per_trigger_max)
-        return to_json({n: Mark(one.generation, ends[n]) for n, one in found.items()})
+        return to_json({n: mark._replace(offset=ends[n]) for n, mark in at.items()})
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
-        """Plan one trigger: each offset of [start, end) once. A partition that is new is read from its beginning."""
+        """Plan one trigger: each offset of [start, end) once. A partition that is new is read from its begin."""
         begin, stop = from_json(cast("MarksJson", start)), from_json(cast("MarksJson", end))
         self._planned = stop
         if begin == stop:
@@ -66,7 +71,10 @@ class TopicStreamReader(DataSourceStreamReader):
         check_same(self._options.topic, stop, now)
         check_same(self._options.topic, begin, now)
         found = {n: found[n] for n in stop}
-        begin |= {n: Mark(one.generation, one.oldest) for n, one in found.items() if n not in begin}
+        for number, mark in stop.items():
+            if number not in begin:
+                first = found[number].oldest if mark.begin is None else mark.begin
+                begin[number] = mark._replace(offset=first)
         for number, mark in stop.items():
             if mark.offset < begin[number].offset:
                 raise CorruptError(f"{self._options.topic}: Spark asks for offsets from {begin} to {stop}, backwards")
