@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ister.config import loads
+from ister.config import load, loads
 from ister.core.errors import BusyError, InvalidConfigError
 from ister.pipeline.session import (
     MAINTENANCE,
     TICKS,
     JarsMissingError,
+    OtherSessionError,
+    differing,
     in_pool,
     jar_conf,
     jar_name,
@@ -94,6 +96,36 @@ def test_jars_that_are_there_are_not_asked_for_again(tmp_path):
     second.touch()
     assert jar_conf(PACKAGES, tmp_path) == {"spark.jars": f"{first},{second}"}
     assert first.name == "org.a_b_2.13-1.0.jar"
+
+
+def test_a_second_session_with_the_same_lake_is_the_first_one(spark, lake_config):
+    """M1."""
+    assert open_session(lake_config) is spark
+    assert open_session(lake_config, master="local[2]") is spark
+
+
+def test_a_second_session_with_another_lake_or_master_is_refused_and_changes_nothing(spark, lake_config, tmp_path):
+    """M1."""
+    before = dict(spark.conf.getAll)
+    other = load(None, tmp_path, {}).config
+    with pytest.raises(
+        OtherSessionError, match=r"\(spark\.sql\.catalog\.ister\.uri, .*\.warehouse differ\).*spark\.stop\(\)"
+    ):
+        open_session(other)
+    with pytest.raises(OtherSessionError, match=r"\(spark\.master differ\)"):
+        open_session(lake_config, master="local[3]")
+    assert spark.conf.getAll == before
+
+
+def test_a_session_that_somebody_else_started_is_refused_in_one_sentence():
+    """M8."""
+    ours = {"spark.sql.extensions": "iceberg", "spark.sql.catalog.ister": "c", "spark.sql.catalog.ister.uri": "u"}
+    names = differing({"spark.master": "local[4]"}, ours, "spark.sql.catalog.ister")
+    assert names == sorted(ours)
+    assert str(OtherSessionError(names)).count("\n") == 0
+    assert differing(ours | {"spark.sql.extensions": "delta,iceberg", "x": "y"}, ours, "spark.sql.catalog.ister") == []
+    more = ours | {"spark.sql.catalog.ister.s3.endpoint": "e", "spark.sql.catalog.isters": "d"}
+    assert differing(more, ours, "spark.sql.catalog.ister") == ["spark.sql.catalog.ister.s3.endpoint"]
 
 
 def test_spark_refuses_the_memory_catalog():

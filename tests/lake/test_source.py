@@ -11,6 +11,7 @@ from source_parts import arrow, assert_same, given, read, register
 
 from interop.broker import Broker
 from ister.pipeline.client import BrokerClient
+from ister.pipeline.session import activate
 from ister.pipeline.source import DanubeDataSource
 from ister.pipeline.source_options import Use, WriteOptions, read_options
 from ister.pipeline.source_reader import SCHEMA, TopicBatchReader
@@ -128,6 +129,20 @@ def test_strings_are_written_as_utf8_with_the_time_of_sending(files, broker):
     assert sorted(rows["payload"].to_pylist()) == sorted(f"Größe {n}".encode() for n in range(1000))
     assert min(rows["publish_time_ms"].to_pylist()) > 1_600_000_000_000
     assert set(rows["producer_name"].to_pylist()) <= {"spark-0", "spark-1", "spark-2"}
+
+
+def test_rows_are_written_in_a_thread_that_has_activated_the_session(files, broker):
+    """M7."""
+    topic = new_topic("thread")
+    frame = files.sql("SELECT 'x' AS payload")
+
+    def write():
+        activate(files)
+        given(frame.write, broker, topic).mode("append").save()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write).result(DEADLINE_S)
+    assert read(files, broker, topic).count() == 1
 
 
 def test_rows_go_to_partitions_by_key_or_in_turn(files, broker):

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ister.config.lake import lake_environment, require_shared_catalog, spark_catalog_conf, spark_packages
-from ister.core.errors import BusyError
+from ister.core.errors import BusyError, ClientError
 from ister.pipeline.java import find_java
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -29,6 +29,9 @@ DRIVER_MEMORY = "768m"
 HIDDEN = "(?i)secret|pass|token|credential|access[.-]?key|account[.-]?key|private[.-]?key|sas|auth"
 """What the names of settings have in them whose values Spark does not show."""
 HERE = Path(__file__).parent
+EXTENSIONS = "spark.sql.extensions"
+NAMED_MAX = 4
+"""How many settings an error names."""
 
 
 class JarsMissingError(BusyError):
@@ -50,6 +53,18 @@ class SparkNotStartedError(BusyError):
     def __init__(self, advice: str) -> None:
         self.advice = advice
         super().__init__(f"Spark did not start: Java ended at once, and its own message stands above; {advice}")
+
+
+class OtherSessionError(ClientError):
+    """A Spark session with other settings runs in this process."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+        super().__init__(
+            f"a Spark session with other settings runs in this process ({', '.join(names[:NAMED_MAX])}{more} differ), and "
+            "tables would be read from and written to its catalog: stop it first with spark.stop(), or use another process"
+        )
 
 
 AFTER_GRPC = (
@@ -94,7 +109,7 @@ def session_conf(master: str, cache: Path) -> dict[str, str]:
         "spark.redaction.regex": HIDDEN,
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": (HERE / "pools.xml").as_uri(),
-        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        EXTENSIONS: "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(cache / "spark-warehouse"),
         "spark.sql.session.timeZone": "UTC",
@@ -108,9 +123,60 @@ def session_conf(master: str, cache: Path) -> dict[str, str]:
     return found
 
 
-def open_session(config: Config, *, master: str = LOCAL) -> SparkSession:
-    """Start Spark with the lake of this configuration; takes seconds, and minutes where jars must be fetched first."""
+def open_session(config: Config, *, master: str | None = None) -> SparkSession:
+    """Start Spark with the lake of this configuration, on all cores unless `master` is given.
+
+    That takes seconds, and minutes where jars must be fetched first. A process has one session: one that runs with the same
+    catalog is returned, and OtherSessionError raised for any other, because Spark keeps the catalog that it has opened.
+    """
     require_shared_catalog(config, "Spark")
+    running = running_session()
+    if running is not None:
+        wanted = {EXTENSIONS: session_conf(LOCAL, cache_directory())[EXTENSIONS]} | spark_catalog_conf(config)
+        catalog = f"spark.sql.catalog.{config.storage.iceberg_config.catalog.name}"
+        names = differing(running.conf.getAll, wanted | ({} if master is None else {"spark.master": master}), catalog)
+        if names:
+            raise OtherSessionError(names)
+        return running
+    return _start(config, master or LOCAL)
+
+
+def running_session() -> SparkSession | None:
+    """Return the Spark session of this process, None if there is none."""
+    pyspark = sys.modules.get("pyspark")
+    if pyspark is None or pyspark.SparkContext._active_spark_context is None:  # noqa: SLF001  # else Spark would be started
+        return None
+    from pyspark.sql import SparkSession  # noqa: PLC0415  # it is there already
+
+    return SparkSession.builder.getOrCreate()
+
+
+def differing(present: Mapping[str, str], wanted: Mapping[str, str], catalog: str) -> list[str]:
+    """Return the settings that are not as wanted, sorted; of the catalog also those that are not wanted at all.
+
+    A session may have more extensions.
+    """
+    extra = {name for name in present if name == catalog or name.startswith(f"{catalog}.")}
+    return sorted(
+        name
+        for name in {*wanted, *extra}
+        if present.get(name) != wanted.get(name)
+        and not (name == EXTENSIONS and wanted[name] in present.get(name, "").split(","))
+    )
+
+
+def activate(spark: SparkSession) -> None:
+    """Make this session the one of the calling thread.
+
+    `df.write` and `writeStream` look for the data source `danube` in the session of their thread, and a thread that was
+    started in Python has none: call this first in it.
+    """
+    jvm = spark._jvm  # noqa: SLF001  # PySpark has no call for it
+    assert jvm is not None, "a session has one"
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001  # the same
+
+
+def _start(config: Config, master: str) -> SparkSession:
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415  # half a second, and only a pipeline needs it
     from pyspark.sql import SparkSession  # noqa: PLC0415  # the same
 
