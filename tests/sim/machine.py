@@ -237,7 +237,10 @@ class SimFiles:
 
     def create_durable(self, path: Path) -> SimFile:
         file = self.create(path)
-        self.sync_directory(path.parent)
+        try:
+            self.sync_directory(path.parent)
+        except OSError as error:
+            raise OSError(errno.EIO, f"it could not be synced ({error.strerror})") from error
         return file
 
     def open(self, path: Path) -> SimFile:

@@ -115,26 +115,26 @@ def test_no_file_is_made_when_there_is_no_descriptor_left_to_sync_its_name(tmp_p
     assert (tmp_path / "x").exists() == (free == 2)
 
 
-def test_a_failed_sync_is_never_a_transient_error(place, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
+def test_a_failed_sync_is_never_a_transient_error(place, monkeypatch, number):
     """I7."""
     files, directory = place
     file = files.create(directory / "x")
 
     def fail(*_):
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        raise OSError(number, "refused")
 
     if isinstance(files, SimFiles):
         files.on_step = lambda op, path: fail() if op.startswith("sync") else None
     monkeypatch.setattr(os, "fsync", fail)
     monkeypatch.setattr(os, "fdatasync", fail)
-    for act in (
-        file.sync,
-        lambda: files.sync_directory(directory),
-        lambda: files.create_durable(directory / "y"),
-    ):
-        with pytest.raises(OSError, match="could not be synced") as failure:
+    for act in (file.sync, lambda: files.sync_directory(directory)):
+        with pytest.raises(OSError, match="refused") as failure:
             act()
         assert not is_transient(failure.value)
+    with pytest.raises(OSError, match="could not be synced") as failure:
+        files.create_durable(directory / "y")
+    assert failure.value.errno == errno.EIO, "the file was made: nobody may go on as if it was not"
 
 
 def test_a_lock_that_is_released_twice_closes_no_other_file(tmp_path):

@@ -87,7 +87,7 @@ class Files(Protocol):
         ...
 
     def create_durable(self, path: Path) -> File:
-        """Make a new file to append to, and sync its name; a transient error means that no file was made.
+        """Make a new file to append to, and sync its name; a transient error or a full disk means that no file was made.
 
         Every descriptor that this takes is taken before the file is made.
         """
@@ -224,7 +224,7 @@ class OsFiles:
         return _OsFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640))
 
     def create_durable(self, path: Path) -> File:
-        """Make a new file to append to, and sync its name; a transient error means that no file was made.
+        """Make a new file to append to, and sync its name; a transient error or a full disk means that no file was made.
 
         Every descriptor that this takes is taken before the file is made.
         """
@@ -232,10 +232,11 @@ class OsFiles:
         try:
             file = self.create(path)
             try:
-                _sync(os.fsync, directory)
-            except BaseException:
+                os.fsync(directory)
+            except OSError as error:
                 file.close()
-                raise
+                # Neither transient nor a full disk, which would mean that no file was made.
+                raise OSError(errno.EIO, f"it could not be synced ({said(error)})") from error
         finally:
             os.close(directory)
         return file
