@@ -11,7 +11,7 @@ from interop.broker import Broker
 from ister.broker.records import NamespaceRecord, Records, TopicRecord
 from ister.core.delivery_id import split_delivery_id
 from ister.ports.metadata.etcd import EtcdMetadata
-from ister.storage.progress import CursorRecord, record_key
+from ister.storage.progress import CursorRecord, progress_root, record_key
 from ister.storage.progress_move import Marker
 from ister.storage.registry import TopicRegistry
 
@@ -78,7 +78,7 @@ async def own(etcd, topic, generation=1):
         await TopicRegistry(metadata, ROOT).restore(topic, generation)
         await records.save_namespace(topic.namespace, NamespaceRecord())
         await records.save_topic(topic, TopicRecord(reliable=True))
-        marker = Marker(metadata, topic, generation)
+        marker = Marker(metadata, progress_root(ROOT), topic, generation)
         await marker.read()
         await marker.set("metadata")
 
@@ -86,7 +86,7 @@ async def own(etcd, topic, generation=1):
 async def saved_cursor(etcd, topic, subscription):
     """Return the cursor that is in metadata."""
     async with metadata_of(etcd) as metadata:
-        entry = await metadata.get(record_key(subscription, topic))
+        entry = await metadata.get(record_key(progress_root(ROOT), subscription, topic))
         return None if entry is None else CursorRecord.load(entry.key, entry.value).offset
 
 

@@ -232,7 +232,7 @@ async def test_progress_of_a_topic_whose_owner_keeps_it_in_files_is_not_touched(
     topic = TopicName.parse("/default/files")
     async with metadata_of(etcd) as metadata:
         await own(etcd, topic)
-        await metadata.delete(f"/persistent_storage/iceberg/topics{topic}")
+        await metadata.delete(f"/danube-data/persistent_storage/iceberg/topics{topic}")
     async with reader.raw() as raw:
         said = await refused(FAILED, raw.subscribe(str(topic), "s"))
         assert "storage.type" in said

@@ -210,6 +210,8 @@ async def cursor_keys(broker):
     metadata = await open_metadata(config, read_only=True)
     try:
         async with within(30, "metadata"):
-            return [entry.key for entry in await metadata.list("/persistent_storage/iceberg/subscriptions/")]
+            return [
+                entry.key for entry in await metadata.list("/danube-data/persistent_storage/iceberg/subscriptions/")
+            ]
     finally:
         await metadata.close()

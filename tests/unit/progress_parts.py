@@ -5,11 +5,12 @@ import random
 
 from ister.core.errors import MetadataUnknownError
 from ister.core.names import TopicName
-from ister.storage.progress import ROOT, MetadataCursors
+from ister.storage.progress import MetadataCursors, progress_root
 from sim.cloud_machine import Network
 from sim.machine import SimClock
 
 TOPIC = TopicName("default", "orders")
+ROOT = progress_root("/danube-data")
 KEY = f"{ROOT}/subscriptions/s/default/orders"
 ENTRY = f"{ROOT}/topics/default/orders/s"
 NEVER = 10**9
@@ -21,7 +22,7 @@ def nowhere(offset):
 
 
 def made(metadata, *, generation=1, limit=NEVER, place=nowhere, topic=TOPIC):
-    return MetadataCursors(metadata, topic, generation, limit, place=place, clock=SimClock())
+    return MetadataCursors(metadata, topic, generation, limit, root=ROOT, place=place, clock=SimClock())
 
 
 async def opened(metadata, **settings):

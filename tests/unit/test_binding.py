@@ -13,7 +13,7 @@ from ister.broker import calls
 from ister.broker.http2 import frames
 from ister.broker.service import ServerStream, Unary
 from ister.broker.status import INTERNAL_TEXT
-from ister.core.errors import LimitError, NotFoundError
+from ister.core.errors import CorruptMetadataError, InvalidConfigError, LimitError, NotFoundError
 
 Code = grpc.StatusCode
 LIMIT = 10_000
@@ -338,6 +338,27 @@ def test_a_handler_that_fails_when_its_client_has_gone_is_told_to_the_log_if_tha
     asyncio.run(go())
     failed = [(call.args, str(call.kwargs["exc_info"])) for call in logged if call.method_name == "error"]
     assert failed == ([(("call_failed",), "a bug")] * 2 if isinstance(error, ValueError) else [])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidConfigError("metadata.etcd_user", "lacks a right"), CorruptMetadataError("/k", "it is not ours")],
+)
+def test_where_a_client_is_told_that_the_log_says_more_it_does(logged, error):
+    """L3."""
+
+    async def go():
+        async def handler(request):
+            raise error
+
+        async with serving(send(handler)) as (_, channel):
+            _, text = await failure(unary(channel, "SendMessage"))
+            assert "log says" in text
+
+    asyncio.run(go())
+    assert [(call.args, call.kwargs["error"], call.kwargs["cause"]) for call in logged] == [
+        (("call_refused",), type(error).__name__, str(error))
+    ]
 
 
 @run

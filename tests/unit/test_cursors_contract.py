@@ -21,7 +21,9 @@ DIRECTORY = Path("/sim/default/orders/1")
 
 
 def in_metadata(metadata, limit):
-    return MetadataCursors(metadata, TOPIC, 1, limit, place=lambda offset: None)
+    return MetadataCursors(
+        metadata, TOPIC, 1, limit, root="/danube-data/persistent_storage/iceberg", place=lambda offset: None
+    )
 
 
 class TestMemory(CursorsContract):

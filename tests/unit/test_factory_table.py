@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -401,5 +402,38 @@ def test_uploads_that_were_off_while_the_log_was_pruned_go_on_behind_the_gap(tmp
         assert storage.objects.span == Span(20, 25)
         await read(storage, 0, 25)
         await factory.shutdown()
+
+    run(story())
+
+
+def test_deployments_with_different_prefixes_on_one_metadata_store_do_not_share_progress(tmp_path):
+    """I5."""
+
+    async def story():
+        prod, staging = (TableWorld(tmp_path / name) for name in ("prod", "staging"))
+        staging.metadata = prod.metadata
+
+        def opened(world, prefix):
+            factory = world.factory()
+            return WalStorageFactory(
+                replace(factory.config, root_prefix=prefix),
+                store=world.store, metadata=world.metadata, clock=world.clock, tables=lambda _, __: world.table,
+            )  # fmt: skip
+
+        ours, theirs = opened(prod, "/prod"), opened(staging, "/staging")
+        orders = await ours.for_topic(T)
+        await orders.append_messages(messages(0, 10))
+        await orders.ack_checkpoint("billing", 7)
+        other = await theirs.for_topic(T)
+        assert await other.cursors() == {}
+        await other.append_messages(messages(0, 1))
+        await other.ack_checkpoint("billing", 1)
+        await orders.ack_checkpoint("billing", 9)
+        await theirs.delete_topic(T)
+        await theirs.shutdown()
+        await ours.shutdown()
+        again = opened(prod, "/prod")
+        assert await (await again.for_topic(T)).cursors() == {"billing": 9}
+        await again.shutdown()
 
     run(story())

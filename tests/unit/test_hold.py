@@ -15,6 +15,7 @@ from ister.storage.shared_cursors import SharedCursors
 from sim.machine import run as run_in_virtual_time
 
 TOPIC = TopicName.parse("/default/orders")
+ROOT = "/danube-data/persistent_storage/iceberg"
 US, THEM = "http://us:6650", "http://them:6650"
 
 
@@ -69,7 +70,7 @@ class Brokers:
 
     def holders(self, url=US, metadata=None):
         lost = self.lost.setdefault(url, [])
-        made = Holders(metadata or self.metadata, url=lambda: url, lost=lost.extend, ttl_s=self.ttl_s)
+        made = Holders(metadata or self.metadata, ROOT, url=lambda: url, lost=lost.extend, ttl_s=self.ttl_s)
         self._made.append(made)
         return made
 
@@ -124,7 +125,7 @@ async def test_a_broker_that_loses_its_lease_is_told_of_all_that_it_held_and_may
         with pytest.raises(PreconditionError):
             await theirs.take(TOPIC, "a")  # the store's lease runs on for a while
         for name in ("a", "b"):
-            await brokers.metadata.delete(holder_key(TOPIC, name))  # as its end does
+            await brokers.metadata.delete(holder_key(ROOT, TOPIC, name))  # as its end does
         await ours.take(TOPIC, "a")
         assert ours.holds(TOPIC, "a")
         assert not ours.holds(TOPIC, "b")
@@ -175,7 +176,7 @@ async def test_what_could_not_be_given_up_is_given_up_later():
 
 
 def cursors(metadata):
-    return SharedCursors(metadata, TOPIC, 1, 2**63, place=lambda _: None)
+    return SharedCursors(metadata, TOPIC, 1, 2**63, root=ROOT, place=lambda _: None)
 
 
 @on_a_loop

@@ -6,6 +6,9 @@ import re
 import traceback
 
 import pytest
+from cloud_parts import messages
+from table_parts import TableWorld
+from test_factory import World
 
 from ister.core.errors import InvalidConfigError, MetadataUnavailableError, MetadataUnknownError
 from ister.ports.metadata.etcd import EtcdMetadata
@@ -107,6 +110,74 @@ def test_a_user_without_a_permission_is_told_so():
             with pytest.raises(InvalidConfigError, match="permission denied"):
                 await act
         await store.close()
+
+    with Etcd(user="root", password=CANARY) as etcd:
+        run(main(etcd))
+
+
+ROOT = "/danube-data"
+
+
+def granted(etcd, *permission):
+    """Make a user who has one permission."""
+    etcd.ctl("user", "add", "ister:ister", user=f"root:{CANARY}")
+    etcd.ctl("role", "add", "ister", user=f"root:{CANARY}")
+    etcd.ctl("role", "grant-permission", "ister", *permission, user=f"root:{CANARY}")
+    etcd.ctl("user", "grant-role", "ister", "ister", user=f"root:{CANARY}")
+    return {"user": "ister", "password": "ister", "root": ROOT}
+
+
+@pytest.mark.parametrize("kind", [World, TableWorld])
+def test_a_user_who_may_use_the_keys_below_root_prefix_alone_needs_nothing_else(tmp_path, kind):
+    """L3, I5: topics with objects, and a table with cursors in metadata, opened again, and deleted."""
+
+    async def main(etcd):
+        store = await EtcdMetadata.open(etcd.endpoint, **granted(etcd, "readwrite", "--prefix", f"{ROOT}/"))
+        assert await store.version() > 0
+        world = kind(tmp_path, store)
+        for expected in ({}, {"s": 1}):
+            factory = world.factory()
+            await factory.start()
+            assert factory.problems == {}
+            storage = await factory.for_topic("/default/t")
+            assert await storage.cursors() == expected
+            await storage.append_messages(messages(storage.next_offset, storage.next_offset + 1))
+            await storage.ack_checkpoint("s", 1)
+            await factory.shutdown()
+        factory = world.factory()
+        await factory.delete_topic("/default/t")
+        await factory.shutdown()
+        await store.close()
+
+    with Etcd(user="root", password=CANARY) as etcd:
+        run(main(etcd))
+        assert etcd.ctl("get", "/", "--prefix", "--keys-only", user=f"root:{CANARY}").split() == [
+            f"{ROOT}/storage/topics/default/t"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("permission", "read_only", "needed"),
+    [
+        (("read", "--prefix", f"{ROOT}/"), True, None),
+        (("read", "--prefix", f"{ROOT}/"), False, "readwrite"),
+        (("readwrite", f"{ROOT}/"), False, "readwrite"),
+        (("readwrite", "--prefix", "/elsewhere/"), True, "read"),
+    ],
+)
+def test_a_permission_that_is_missing_is_told_at_start_with_the_command_that_grants_it(permission, read_only, needed):
+    """L3."""
+
+    async def main(etcd):
+        who = granted(etcd, *permission)
+        if needed is None:
+            await (await EtcdMetadata.open(etcd.endpoint, **who, read_only=read_only)).close()
+            return
+        with pytest.raises(InvalidConfigError) as refused:
+            await EtcdMetadata.open(etcd.endpoint, **who, read_only=read_only)
+        text = str(refused.value)
+        assert "permission denied" in text
+        assert f"`etcdctl role grant-permission ROLE {needed} --prefix {ROOT}/`" in text
 
     with Etcd(user="root", password=CANARY) as etcd:
         run(main(etcd))

@@ -8,7 +8,7 @@ import pytest
 import structlog.testing
 from hypothesis import given
 from hypothesis import strategies as st
-from progress_parts import ENTRY, KEY, Script, made, opened, said
+from progress_parts import ENTRY, KEY, ROOT, Script, made, opened, said
 
 from ister.core.errors import (
     CorruptMetadataError,
@@ -20,7 +20,7 @@ from ister.core.names import TopicName
 from ister.ports.metadata import MemoryMetadata
 from ister.storage import progress
 from ister.storage.owned_key import CursorTakenError, OwnedKey
-from ister.storage.progress import PART_CHARS_MAX, ROOT, key_part
+from ister.storage.progress import PART_CHARS_MAX, key_part
 from sim.cloud_machine import SimMetadata
 from sim.machine import run
 

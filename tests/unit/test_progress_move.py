@@ -6,21 +6,21 @@ import random
 from pathlib import Path
 
 import pytest
-from progress_parts import NEVER, TOPIC, Script, nowhere
+from progress_parts import NEVER, ROOT, TOPIC, Script, nowhere
 
 from ister.core.errors import CorruptMetadataError, MetadataUnavailableError, MetadataUnknownError
 from ister.ports.files import OsFiles
 from ister.ports.metadata import MemoryMetadata, SqliteMetadata
 from ister.storage.cursors import CURSORS_NAME, CursorFile, dump_cursors, load_cursors
 from ister.storage.owned_key import CursorTakenError
-from ister.storage.progress import MetadataCursors, record_key, topic_key
-from ister.storage.progress_move import drop_cursors, open_cursors
+from ister.storage.progress import OLD_ROOT, MetadataCursors, progress_root, record_key, topic_key
+from ister.storage.progress_move import EarlierProgress, Marker, drop_cursors, open_cursors
 from sim.cloud_machine import Network, SimMetadata
 from sim.machine import SimFiles, run
 
 DIRECTORY = Path("/sim/default/orders/1")
 FILE = DIRECTORY / CURSORS_NAME
-MARKER = topic_key(TOPIC)
+MARKER = topic_key(ROOT, TOPIC)
 SAVED = {"a": 3, "b": 7, "c/d": 0}
 
 
@@ -44,10 +44,11 @@ class Machine:
         files = self.files.unpowered(rng) if power else self.files.killed()
         return Machine(files, self.metadata.copy(Script()))
 
-    async def open(self, *, in_metadata, limit=NEVER, generation=1):
+    async def open(self, *, in_metadata, limit=NEVER, generation=1, had_before=False):
         cursors = await open_cursors(
             self.files, DIRECTORY, "orders", limit,
-            metadata=self.metadata, topic=TOPIC, generation=generation, in_metadata=in_metadata, place=nowhere,
+            metadata=self.metadata, root=ROOT, topic=TOPIC, generation=generation, in_metadata=in_metadata, place=nowhere,
+            earlier=EarlierProgress(self.metadata) if had_before else None,
         )  # fmt: skip
         assert isinstance(cursors, MetadataCursors if in_metadata else CursorFile)
         await cursors.load()
@@ -69,7 +70,7 @@ class Machine:
             assert self.holder() == "metadata"
             assert self.in_file() is None
             records = {key for key in keys if "/subscriptions/" in key}
-            assert records == {record_key(name, TOPIC) for name in expected}
+            assert records == {record_key(ROOT, name, TOPIC) for name in expected}
         else:
             assert keys == []
             assert (self.in_file() or {}) == expected
@@ -124,7 +125,7 @@ def test_cursors_move_on_a_real_disk_and_in_sqlite(tmp_path):
         async def opened(*, in_metadata):
             cursors = await open_cursors(
                 OsFiles(), tmp_path, "orders", NEVER,
-                metadata=metadata, topic=TOPIC, generation=1, in_metadata=in_metadata, place=nowhere,
+                metadata=metadata, root=ROOT, topic=TOPIC, generation=1, in_metadata=in_metadata, place=nowhere,
             )  # fmt: skip
             await cursors.load()
             return cursors
@@ -133,7 +134,7 @@ def test_cursors_move_on_a_real_disk_and_in_sqlite(tmp_path):
         for in_metadata in (True, False, True):
             assert (await opened(in_metadata=in_metadata)).kept() == SAVED
             assert (tmp_path / CURSORS_NAME).exists() is not in_metadata
-        await drop_cursors(metadata, TOPIC, 1)
+        await drop_cursors(metadata, ROOT, TOPIC, 1)
         assert await metadata.list("/") == []
         await metadata.close()
 
@@ -358,12 +359,115 @@ def test_what_a_deleted_topic_had_in_metadata_is_dropped_with_what_came_before()
     async def story():
         metadata = MemoryMetadata()
         for generation in (1, 2):
-            cursors = MetadataCursors(metadata, TOPIC, generation, NEVER, place=nowhere)
+            cursors = MetadataCursors(metadata, TOPIC, generation, NEVER, root=ROOT, place=nowhere)
             await cursors.load()
             await cursors.advance(f"s{generation}", 1)
         await metadata.put(MARKER, b'{"version":1,"generation":2,"holder":"metadata"}')
-        await drop_cursors(metadata, TOPIC, 2)
+        await drop_cursors(metadata, ROOT, TOPIC, 2)
         assert await metadata.list("/") == []
-        await drop_cursors(metadata, TOPIC, 2)
+        await drop_cursors(metadata, ROOT, TOPIC, 2)
 
     run(story())
+
+
+# --- the place of earlier releases ------------------------------------------------------------------------------------
+
+
+async def earlier_cursors(metadata, saved=SAVED, *, generation=1, holder="metadata"):
+    """Leave progress as an earlier release did; returns the keys and values."""
+    marker = Marker(metadata, OLD_ROOT, TOPIC, generation)
+    await marker.read()
+    await marker.set(holder)
+    await MetadataCursors(metadata, TOPIC, generation, NEVER, root=OLD_ROOT, place=nowhere).replace(saved)
+    return await metadata.list(OLD_ROOT)
+
+
+@pytest.mark.parametrize("in_metadata", [True, False])
+def test_progress_of_an_earlier_release_is_copied_once_and_left_as_it_is(in_metadata):
+    """I5."""
+
+    async def story():
+        machine = Machine()
+        left = await earlier_cursors(machine.metadata)
+        cursors = await machine.open(in_metadata=in_metadata, limit=5, had_before=True)
+        assert cursors.kept() == {"a": 3, "b": 5, "c/d": 0}, "none is beyond the end of the topic"
+        await cursors.advance("a", 4)
+        for name in ("b", "c/d"):
+            await cursors.forget(name)
+        again = await machine.open(in_metadata=in_metadata, had_before=True)
+        assert again.kept() == {"a": 4}
+        await again.forget("a")
+        assert (await machine.open(in_metadata=in_metadata, had_before=True)).kept() == {}
+        assert await machine.metadata.list(OLD_ROOT) == left
+        assert (machine.holder(), machine.in_file()) == (("metadata", None) if in_metadata else (None, {}))
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("saved", "had_before", "file"),
+    [
+        ({"generation": 1}, False, False),  # a topic that is new here: these are another deployment's
+        ({"generation": 2}, True, False),
+        ({"generation": 1, "holder": "file"}, True, False),
+        ({"generation": 1}, True, True),  # the file was in charge, so these are another deployment's
+    ],
+)
+@pytest.mark.parametrize("in_metadata", [True, False])
+def test_progress_of_another_deployment_is_not_taken_for_ours(saved, had_before, file, in_metadata):
+    """I5."""
+
+    async def story():
+        machine = await with_cursors(in_metadata=False, saved={"x": 1}) if file else Machine()
+        left = await earlier_cursors(machine.metadata, **saved)
+        cursors = await machine.open(in_metadata=in_metadata, had_before=had_before)
+        assert cursors.kept() == ({"x": 1} if file else {})
+        await drop_cursors(machine.metadata, ROOT, TOPIC, 1)
+        assert await machine.metadata.list(OLD_ROOT) == left
+
+    run(story())
+
+
+def test_a_crash_anywhere_while_progress_of_an_earlier_release_is_copied_loses_none():
+    """I5."""
+
+    async def story():
+        for at in range(60):
+            machine, steps = Machine(), iter(range(10**6))
+            await earlier_cursors(machine.metadata)
+
+            def kill(*_, at=at, steps=steps):
+                if next(steps) == at:
+                    raise KilledError
+
+            machine.on_step(kill)
+            try:
+                await machine.open(in_metadata=True, had_before=True)
+            except KilledError:
+                pass
+            else:
+                return
+            machine = machine.after_crash(random.Random(at), power=at % 2 == 0)
+            assert (await machine.open(in_metadata=True, had_before=True)).kept() == SAVED
+            assert machine.holder() == "metadata"
+        pytest.fail("it takes more steps than were tried")
+
+    run(story())
+
+
+def test_where_there_is_no_progress_of_an_earlier_release_one_question_serves_all_topics():
+    """I5."""
+
+    async def story():
+        machine = Machine()
+        earlier = EarlierProgress(machine.metadata)
+        assert [await earlier.exists() for _ in range(3)] == [False] * 3
+        assert len(machine.metadata.network.calls) == 1
+
+    run(story())
+
+
+def test_progress_lies_below_the_prefix_of_the_deployment():
+    """I5."""
+    assert progress_root("/prod") == progress_root("/prod/") == "/prod/persistent_storage/iceberg"
+    assert progress_root("/danube-data") == ROOT

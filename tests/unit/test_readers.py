@@ -41,11 +41,12 @@ from ister.core.offsets import StartPosition
 from ister.ports.metadata import MemoryMetadata
 from ister.rpc import ister_v1_pb2 as pb
 from ister.storage.lake_factory import LakeConfig, LakeStorageFactory
-from ister.storage.progress import CursorRecord, record_key
+from ister.storage.progress import CursorRecord, progress_root, record_key
 from ister.storage.progress_move import Marker
 from ister.storage.registry import TopicRegistry
 
 ROOT = "/danube-data"
+PROGRESS = progress_root(ROOT)
 T = "/default/t"
 NAME = TopicName.parse(T)
 FIRST, SECOND = "http://first:6650", "http://second:6650"
@@ -110,7 +111,7 @@ class World:
         await TopicRegistry(self.metadata, ROOT).restore(name, generation)
         await Records(self.metadata, ROOT).save_namespace(name.namespace, NamespaceRecord())
         await Records(self.metadata, ROOT).save_topic(name, TopicRecord(reliable=True))
-        marker = Marker(self.metadata, name, generation)
+        marker = Marker(self.metadata, PROGRESS, name, generation)
         await marker.read()
         await marker.set("metadata")
 
@@ -134,12 +135,12 @@ class World:
             await broker.drain(5)
 
     async def cursor(self, subscription="s"):
-        entry = await self.metadata.get(record_key(subscription, NAME))
+        entry = await self.metadata.get(record_key(PROGRESS, subscription, NAME))
         return None if entry is None else CursorRecord.load(entry.key, entry.value).offset
 
     async def cursor_reaches(self, offset, subscription="s"):
         async with asyncio.timeout(10):
-            async for _ in self.metadata.watch("/persistent_storage/", after=0):
+            async for _ in self.metadata.watch(f"{PROGRESS}/", after=0):
                 if await self.cursor(subscription) == offset:
                     return
 
@@ -373,7 +374,7 @@ async def test_a_topic_that_is_gone_or_another_one_now_is_let_go_with_its_subscr
             with pytest.raises(NotFoundError):
                 await stream.end()
         assert client.broker.topics == {}
-        assert await world.metadata.list("/persistent_storage/iceberg/holders/") == []
+        assert await world.metadata.list(f"{PROGRESS}/holders/") == []
         await registry.claim(NAME, await registry.get(NAME), [])
         await client.broker.following.refresh()
         assert client.broker.topics[T].generation == 2
@@ -406,7 +407,7 @@ async def test_whoever_gives_up_saves_first_and_whoever_drains_gives_up():
             await first.broker.holding.put_down(first.broker.topics[T], "s")
             assert (await world.cursor("s"), await world.cursor("t")) == (3, 0)
         assert await world.cursor("t") == 3
-        assert await world.metadata.list("/persistent_storage/iceberg/holders/") == []
+        assert await world.metadata.list(f"{PROGRESS}/holders/") == []
         number = await second.subscribe(T, "t")
         async with second.receive(number) as stream:
             assert offsets(await stream.take(7)) == [3, 4, 5, 6, 7, 8, 9]

@@ -13,7 +13,7 @@ from ister.broker.http2.frames import Code
 from ister.broker.http2.messages import PREFIX_BYTES, MessageError, UnknownPackingError, only_message
 from ister.broker.methods import bound, too_large
 from ister.broker.room import Room
-from ister.broker.status import INTERNAL_TEXT, status_of
+from ister.broker.status import INTERNAL_TEXT, refers_to_log, status_of
 from ister.core.errors import IsterError, LimitError
 
 if TYPE_CHECKING:
@@ -347,6 +347,8 @@ class Calls:
         self.count(call.method.name, code.name)
         if text is INTERNAL_TEXT:
             log.error("call_failed", call=call.method.name, exc_info=error)
+        elif refers_to_log(text):
+            log.warning("call_refused", call=call.method.name, error=type(error).__name__, cause=str(error))
         call.end(code, text)
 
     def count(self, name: str, code: str) -> None:

@@ -14,7 +14,7 @@ import structlog
 
 from ister.core.errors import IsterError, MetadataUnknownError
 from ister.core.hold import Claim, Holder, held_earlier, held_elsewhere, judge
-from ister.storage.progress import ROOT, key_part
+from ister.storage.progress import key_part, progress_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,24 +30,26 @@ TRIES = 4
 """A key that goes and comes while we look is looked at again; nobody does that for ever."""
 
 
-def holder_key(topic: TopicName, subscription: str) -> str:
+def holder_key(root: str, topic: TopicName, subscription: str) -> str:
     """Return the key that whoever serves a subscription holds."""
-    return f"{ROOT}/holders/{key_part(subscription)}/{topic.namespace}/{topic.topic}"
+    return f"{root}/holders/{key_part(subscription)}/{topic.namespace}/{topic.topic}"
 
 
-OWNER_KEY = f"{ROOT}/owner"
-"""Where the broker that owns the topics says its address, for those that only read."""
+def owner_key(root_prefix: str) -> str:
+    """Return where the broker that owns the topics says its address, for those that only read."""
+    return f"{progress_root(root_prefix)}/owner"
 
 
-async def announce_owner(metadata: Metadata, url: str) -> None:
+async def announce_owner(metadata: Metadata, root_prefix: str, url: str) -> None:
     """Say which broker owns the topics; a reader tells it to producers."""
-    await metadata.put(OWNER_KEY, Holder(url, 0).dump())
+    await metadata.put(owner_key(root_prefix), Holder(url, 0).dump())
 
 
-async def owner_of(metadata: Metadata) -> str | None:
+async def owner_of(metadata: Metadata, root_prefix: str) -> str | None:
     """Return the address that the owner of the topics has said last, None when it never did."""
-    entry = await metadata.get(OWNER_KEY)
-    return None if entry is None else Holder.load(OWNER_KEY, entry.value).broker_url
+    key = owner_key(root_prefix)
+    entry = await metadata.get(key)
+    return None if entry is None else Holder.load(key, entry.value).broker_url
 
 
 class Holders:
@@ -56,12 +58,14 @@ class Holders:
     def __init__(
         self,
         metadata: Metadata,
+        root: str,
         *,
         url: Callable[[], str],
         lost: Callable[[list[Place]], None],
         ttl_s: float,
     ) -> None:
         self._metadata = metadata
+        self._root = root
         self._url = url
         self._lost = lost
         self._ttl_s = ttl_s
@@ -77,7 +81,7 @@ class Holders:
 
     async def take(self, topic: TopicName, subscription: str) -> None:
         """Hold a subscription; PreconditionError names the broker that does."""
-        key = holder_key(topic, subscription)
+        key = holder_key(self._root, topic, subscription)
         for _ in range(TRIES):
             lease = await self._leased()
             us = Holder(self._url(), lease.id)
@@ -111,7 +115,7 @@ class Holders:
         """Remove the keys of what was given up and could not be removed before."""
         for place, version in list(self._owed.items()):
             try:
-                await self._metadata.delete(holder_key(*place), version=version)
+                await self._metadata.delete(holder_key(self._root, *place), version=version)
             except IsterError as error:
                 log.warning("hold_not_given_up", topic=str(place[0]), subscription=place[1], cause=str(error))
                 return

@@ -17,6 +17,7 @@ from ister.broker.holders import Holders
 from ister.broker.subscription import ReliableSubscription
 from ister.core.errors import DrainingError, IsterError, NotFoundError, PreconditionError
 from ister.core.hold import hold_lost, may_give_up
+from ister.storage.progress import progress_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,7 +40,8 @@ class Holding:
     def __init__(self, broker: Broker, metadata: Metadata, ttl_s: float) -> None:
         self.absent: dict[int, tuple[Topic, str]] = {}
         self._broker = broker
-        self._holders = Holders(metadata, url=lambda: broker.url, lost=self._lost, ttl_s=ttl_s)
+        root = progress_root(broker.factory.config.root_prefix)
+        self._holders = Holders(metadata, root, url=lambda: broker.url, lost=self._lost, ttl_s=ttl_s)
         self._touched: dict[tuple[TopicName, str], float] = {}
         self._loop = asyncio.get_running_loop()
 

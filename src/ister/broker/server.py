@@ -251,9 +251,9 @@ async def serve(
             await schemas.load()
             await following.refresh()
 
-        owner = partial(owner_of, metadata)
+        owner = partial(owner_of, metadata, root)
         data, admin = ([for_readers(service, look, owner) for service in services] for services in (data, admin))
     announce = None
     if shares_subscriptions and following is None:
-        announce = partial(announce_owner, metadata)
+        announce = partial(announce_owner, metadata, root)
     await Serving(broker, ports, producing, validation, table_reads).run((data, admin), ready, draining, announce)

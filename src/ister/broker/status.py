@@ -190,6 +190,11 @@ def status_of(error: Exception) -> tuple[StatusCode, str]:
     return StatusCode.INTERNAL, INTERNAL_TEXT
 
 
+def refers_to_log(text: str) -> bool:
+    """Return True if a client is told that the log says more; whoever sends such a text logs the error."""
+    return "log says" in text
+
+
 def _place(error: Exception) -> str:
     """Say which offsets are meant, as far as the error knows."""
     start = getattr(error, "expected_offset", getattr(error, "start", -1))

@@ -67,6 +67,8 @@ async def open_metadata(config: Config, *, read_only: bool) -> Metadata:
                 key=etcd.key,
                 user=etcd.user,
                 password=None if etcd.password is None else etcd.password.get_secret_value(),
+                root=config.wal_cloud.uploader.root_prefix,
+                read_only=read_only,
             )
         case store:
             assert_never(store)

@@ -240,6 +240,10 @@ class CursorFile(SavedCursors):
         self._loaded = True
         await super().replace(cursors)
 
+    async def exists(self) -> bool:
+        """Return True if there is a file."""
+        return await self._on_thread(lambda: CURSORS_NAME in self._files.names(self._directory))
+
     async def remove(self) -> None:
         """Take the file away, durably; nothing happens when there is none. Nobody may use this afterwards."""
         await self.settle()

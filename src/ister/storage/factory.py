@@ -33,7 +33,8 @@ from ister.ports.clock import SystemClock
 from ister.ports.files import OsFiles
 from ister.ports.slots import slots_of_process
 from ister.storage.object_retention import ObjectKeeper
-from ister.storage.progress_move import drop_cursors, open_cursors
+from ister.storage.progress import progress_root
+from ister.storage.progress_move import EarlierProgress, drop_cursors, open_cursors
 from ister.storage.registry import TopicRegistry
 from ister.storage.resume import ASK_TIMEOUT_S, Opening, RemoteWait, Waits
 from ister.storage.retention import Keeper
@@ -151,6 +152,8 @@ class WalStorageFactory:
         self._files = files or OsFiles(threads=DISK_THREADS, slots=slots_of_process())
         self._clock = clock or SystemClock()
         self._registry = TopicRegistry(metadata, config.root_prefix)
+        self._progress_root = progress_root(config.root_prefix)
+        self._earlier = EarlierProgress(metadata)
         self._open: dict[TopicName, _Open] = {}
         self._removals: dict[TopicName, TopicRecord] = {}
         """Deleted topics of which something may be left; removed in the background."""
@@ -350,6 +353,7 @@ class WalStorageFactory:
                 if await anext(listing, None) is not None:
                     raise UnknownHistoryError(str(topic), self._store.name)
         record = await self._registry.claim(topic, known, found.on_disk)
+        had_before = known is not None and not known.deleted and known.generation == record.generation
         directory = self._root.directory(topic, record.generation)
         shared = self.config.wal
         config = replace(shared, dir=directory, topic=str(topic), level=shared.level if level is None else level)
@@ -366,8 +370,9 @@ class WalStorageFactory:
             wal = joined.wal
             cursors = await open_cursors(
                 self._files, directory, wal.config.name, wal.recovered_offset,
-                metadata=self._metadata, topic=topic, generation=record.generation, clock=self._clock,
+                metadata=self._metadata, root=self._progress_root, topic=topic, generation=record.generation, clock=self._clock,
                 in_metadata=table is not None, place=(lambda _: None) if table is None else table.place,
+                earlier=self._earlier if had_before else None,
             )  # fmt: skip
         except BaseException:
             await wal.close()
@@ -494,7 +499,7 @@ class WalStorageFactory:
         for key in keys:
             await self._store.delete(key)
         described = await catalog.clear()
-        await drop_cursors(self._metadata, topic, record.generation)
+        await drop_cursors(self._metadata, self._progress_root, topic, record.generation)
         if complete:
             await self._registry.mark_removed(topic, record.generation)
         self._removals.pop(topic, None)

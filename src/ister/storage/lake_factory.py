@@ -11,6 +11,7 @@ import structlog
 from ister.core.errors import IsterError, LogClosedError, PreconditionError, UnknownTopicError
 from ister.core.names import TopicName
 from ister.storage.lake_storage import LakeStorage
+from ister.storage.progress import progress_root
 from ister.storage.registry import TopicRegistry
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class LakeStorageFactory:
             raise UnknownTopicError(str(name), self._metadata.name)
         if opened is None:
             opened = self._open[name] = LakeStorage(
-                self._metadata, name, record.generation, self._tables(name, record.generation),
+                self._metadata, progress_root(self.config.root_prefix), name, record.generation, self._tables(name, record.generation),
                 poll_interval_s=self.config.poll_interval_s,
             )  # fmt: skip
         return opened

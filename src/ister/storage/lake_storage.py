@@ -33,17 +33,25 @@ class LakeStorage:
     """A PersistentStorage that is a table; it takes no messages, and its end is that of the newest snapshot seen."""
 
     def __init__(
-        self, metadata: Metadata, topic: TopicName, generation: int, table: TopicTable, *, poll_interval_s: float
+        self,
+        metadata: Metadata,
+        root: str,
+        topic: TopicName,
+        generation: int,
+        table: TopicTable,
+        *,
+        poll_interval_s: float,
     ) -> None:
         self.topic = topic
         self.generation = generation
         self._metadata = metadata
+        self._root = root
         self._table = table
         self._poll_interval_s = poll_interval_s
         self._end: TableEnd = NO_TABLE
-        self._marker = Marker(metadata, topic, generation)
+        self._marker = Marker(metadata, root, topic, generation)
         # Without a limit: a subscription may have consumed from the owner's log what the table does not have yet.
-        self._cursors = SharedCursors(metadata, topic, generation, OFFSET_MAX, place=table.place)
+        self._cursors = SharedCursors(metadata, topic, generation, OFFSET_MAX, root=root, place=table.place)
         self._ready = False
         self._poll: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
@@ -140,7 +148,9 @@ class LakeStorage:
     async def cursors(self) -> dict[str, int]:
         """Return every subscription's cursor as it is in metadata now, whoever serves it."""
         await self._open()
-        now = MetadataCursors(self._metadata, self.topic, self.generation, OFFSET_MAX, place=self._table.place)
+        now = MetadataCursors(
+            self._metadata, self.topic, self.generation, OFFSET_MAX, root=self._root, place=self._table.place
+        )
         await now.load()
         return now.kept()
 

@@ -1,8 +1,9 @@
 """Decide how the subscriptions' progress is kept in metadata: one record a subscription, and a list of them a topic.
 
-    /persistent_storage/iceberg/subscriptions/{subscription}/{namespace}/{topic}      the record: the truth
-    /persistent_storage/iceberg/topics/{namespace}/{topic}/{subscription}             that there may be a record
+    {root}/subscriptions/{subscription}/{namespace}/{topic}      the record: the truth
+    {root}/topics/{namespace}/{topic}/{subscription}             that there may be a record
 
+The root lies below `root_prefix`, so that two deployments on one metadata store do not share progress (I5).
 Keys are ordered by subscription first, so a topic's records cannot be listed; the second key is there to find them. It
 is written before the record and removed behind it: a crash in between leaves an entry without a record, and that counts
 as no subscription, to be overwritten. In the other order a crash could leave a record that nobody finds, and with it a
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-ROOT = "/persistent_storage/iceberg"
+OLD_ROOT = "/persistent_storage/iceberg"
+"""Where earlier releases kept progress, whatever `root_prefix` was."""
 VERSION = 1
 PAGE = 500
 PART_CHARS_MAX = 240
@@ -59,14 +61,19 @@ def key_part(subscription: str) -> str:
     return f"{cut}!{digest}"
 
 
-def record_key(subscription: str, topic: TopicName) -> str:
+def progress_root(root_prefix: str) -> str:
+    """Return what the keys of progress begin with."""
+    return f"{root_prefix.rstrip('/')}{OLD_ROOT}"
+
+
+def record_key(root: str, subscription: str, topic: TopicName) -> str:
     """Return the key of a subscription's record."""
-    return f"{ROOT}/subscriptions/{key_part(subscription)}/{topic.namespace}/{topic.topic}"
+    return f"{root}/subscriptions/{key_part(subscription)}/{topic.namespace}/{topic.topic}"
 
 
-def topic_key(topic: TopicName) -> str:
+def topic_key(root: str, topic: TopicName) -> str:
     """Return the key that stands for a topic; the names of its subscriptions are below."""
-    return f"{ROOT}/topics/{topic.namespace}/{topic.topic}"
+    return f"{root}/topics/{topic.namespace}/{topic.topic}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +145,13 @@ class MetadataCursors(SavedCursors):
         generation: int,
         limit: int,
         *,
+        root: str,
         place: Callable[[int], Place | None],
         clock: Clock | None = None,
     ) -> None:
         super().__init__()
         self._metadata = metadata
+        self._root = root
         self._topic = topic
         self._generation = generation
         self._limit = limit
@@ -176,12 +185,12 @@ class MetadataCursors(SavedCursors):
     async def _load(self) -> dict[str, int]:
         self._pairs, self._stored = {}, {}
         cursors: dict[str, int] = {}
-        prefix = f"{topic_key(self._topic)}/"
+        prefix = f"{topic_key(self._root, self._topic)}/"
         async for entry in entries(self._metadata, prefix, PAGE):
             name = load_content(entry.key, entry.value).get("subscription")
             if not isinstance(name, str) or entry.key != prefix + key_part(name):
                 raise CorruptMetadataError(entry.key, "it names another subscription than its key")
-            record = OwnedKey(self._metadata, record_key(name, self._topic))
+            record = OwnedKey(self._metadata, record_key(self._root, name, self._topic))
             await record.read()
             self._pairs[name] = _Pair(OwnedKey(self._metadata, entry.key, entry), record, is_read=True)
             cursor = self._cursor_of(name, record)
@@ -225,8 +234,8 @@ class MetadataCursors(SavedCursors):
         del self._pairs[name], self._stored[name]
 
     def _new_pair(self, name: str) -> _Pair:
-        entry = OwnedKey(self._metadata, f"{topic_key(self._topic)}/{key_part(name)}")
-        self._pairs[name] = _Pair(entry, OwnedKey(self._metadata, record_key(name, self._topic)))
+        entry = OwnedKey(self._metadata, f"{topic_key(self._root, self._topic)}/{key_part(name)}")
+        self._pairs[name] = _Pair(entry, OwnedKey(self._metadata, record_key(self._root, name, self._topic)))
         return self._pairs[name]
 
     def _cursor_of(self, name: str, key: OwnedKey) -> int | None:

@@ -3,7 +3,7 @@
 A marker in metadata says which; without one, or with one of an earlier generation, it is the file. To move is to write
 the target completely, to turn the marker by compare-and-swap, and to remove the source. A crash before the turn leaves
 the source in charge, and the next try overwrites the target; a crash behind it leaves the target in charge, and the
-next opening removes the source.
+next opening removes the source. Cursors at the place that earlier releases used are copied to the file once.
 
 A marker that says "file" is there only while metadata may hold cursors that are not in charge: before the first of them
 is written it is set, and once the last is removed it goes. So a topic that never moved costs one question. It also
@@ -16,10 +16,12 @@ import json
 import sys
 from typing import TYPE_CHECKING, Literal
 
-from ister.core.errors import CorruptMetadataError
+import structlog
+
+from ister.core.errors import CorruptMetadataError, InvalidConfigError
 from ister.storage.cursors import CursorFile
 from ister.storage.owned_key import CursorTakenError, OwnedKey
-from ister.storage.progress import VERSION, MetadataCursors, load_content, topic_key
+from ister.storage.progress import OLD_ROOT, VERSION, MetadataCursors, load_content, topic_key
 from ister.storage.shared_cursors import SharedCursors
 
 if TYPE_CHECKING:
@@ -32,14 +34,16 @@ if TYPE_CHECKING:
     from ister.ports.files import Files
     from ister.ports.metadata import Metadata
 
+log = structlog.get_logger()
+
 Holder = Literal["file", "metadata"]
 
 
 class Marker:
     """What metadata says of where a topic's cursors are; None stands for the file, and nothing to clear."""
 
-    def __init__(self, metadata: Metadata, topic: TopicName, generation: int) -> None:
-        self._key = OwnedKey(metadata, topic_key(topic))
+    def __init__(self, metadata: Metadata, root: str, topic: TopicName, generation: int) -> None:
+        self._key = OwnedKey(metadata, topic_key(root, topic))
         self._generation = generation
 
     async def read(self) -> Holder | None:
@@ -75,20 +79,29 @@ async def open_cursors(
     limit: int,
     *,
     metadata: Metadata,
+    root: str,
     topic: TopicName,
     generation: int,
     in_metadata: bool,
     place: Callable[[int], Place | None],
     clock: Clock | None = None,
+    earlier: EarlierProgress | None = None,
 ) -> CursorFile | MetadataCursors:
     """Return a topic's cursors where they are wanted, moved there if they are elsewhere.
 
-    The caller owns the directory. An error leaves everything as some crash could; open again.
+    `earlier` is given for a topic that this deployment had before. The caller owns the directory. An error leaves
+    everything as some crash could; open again.
     """
     file = CursorFile(files, directory, log_name, limit)
-    cursors = SharedCursors(metadata, topic, generation, limit, place=place, clock=clock)
-    marker = Marker(metadata, topic, generation)
+    cursors = SharedCursors(metadata, topic, generation, limit, root=root, place=place, clock=clock)
+    marker = Marker(metadata, root, topic, generation)
     holder = await marker.read()
+    if earlier is not None and holder != "metadata" and await earlier.exists() and not await file.exists():
+        found = await earlier.read(topic, generation)
+        if found is not None:
+            # The file is in charge now, also if a crash comes before a move back to metadata.
+            await file.replace({name: min(cursor, limit) for name, cursor in found.items()})
+            log.info("cursors_copied", topic=str(topic), source=OLD_ROOT, subscriptions=len(found))
     if in_metadata:
         if holder == "metadata":
             await file.remove()
@@ -119,11 +132,45 @@ async def move_to_file(cursors: MetadataCursors, file: CursorFile, marker: Marke
     await _clear(cursors, marker)
 
 
-async def drop_cursors(metadata: Metadata, topic: TopicName, generation: int) -> None:
+class EarlierProgress:
+    """Cursors in metadata as earlier releases kept them, at a place that all deployments on a metadata store shared.
+
+    Nothing is changed there: another deployment may use it still, with an earlier release.
+    """
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._exists: bool | None = None
+
+    async def exists(self) -> bool:
+        """Return True if there are such cursors of any topic; asks once."""
+        if self._exists is None:
+            try:
+                self._exists = bool(await self._metadata.list(f"{OLD_ROOT}/topics/", limit=1))
+            except InvalidConfigError as error:  # this user may not read there, so an earlier release could not either
+                log.info("earlier_progress_not_readable", cause=str(error))
+                self._exists = False
+        return self._exists
+
+    async def read(self, topic: TopicName, generation: int) -> dict[str, int] | None:
+        """Return the cursors of a topic, None if metadata was not in charge of this generation's."""
+        try:
+            if await Marker(self._metadata, OLD_ROOT, topic, generation).read() != "metadata":
+                return None
+            cursors = MetadataCursors(
+                self._metadata, topic, generation, sys.maxsize, root=OLD_ROOT, place=lambda _: None
+            )
+            await cursors.load()
+        except CursorTakenError:  # of a later generation: not ours
+            return None
+        return cursors.kept()
+
+
+async def drop_cursors(metadata: Metadata, root: str, topic: TopicName, generation: int) -> None:
     """Remove what metadata has of a deleted topic's cursors, of this generation and of earlier ones."""
-    marker = Marker(metadata, topic, generation)
+    marker = Marker(metadata, root, topic, generation)
     await marker.read()
-    await MetadataCursors(metadata, topic, generation, sys.maxsize, place=lambda _: None).clear()
+    await MetadataCursors(metadata, topic, generation, sys.maxsize, root=root, place=lambda _: None).clear()
     await marker.remove()
 
 

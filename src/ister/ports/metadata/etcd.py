@@ -20,7 +20,7 @@ from ister.ports.metadata.etcd_cluster import Cluster, Login, parse_endpoints
 from ister.ports.metadata.etcd_watch import EtcdWatch
 from ister.ports.metadata.keys import check_value, key_bytes, key_range
 from ister.ports.metadata.leases import RenewedLease, check_ttl
-from ister.ports.metadata.store import Entry
+from ister.ports.metadata.store import Entry, check_writable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -42,9 +42,10 @@ def boot_time() -> float:
 class EtcdMetadata:
     """A metadata store in an etcd cluster, under a prefix of its own."""
 
-    def __init__(self, cluster: Cluster, prefix: str, monotonic: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, prefix: str, root: str, monotonic: Callable[[], float]) -> None:
         self._cluster = cluster
         self._prefix = prefix.encode()
+        self._root = root
         self._monotonic = monotonic
         self._leases: set[RenewedLease] = set()
 
@@ -60,11 +61,15 @@ class EtcdMetadata:
         password: str | None = None,
         timeout_s: float = 5,
         prefix: str = "",
+        root: str = "",
+        read_only: bool = False,
         monotonic: Callable[[], float] = boot_time,
     ) -> Self:
         """Connect. TLS when the endpoints say https or files are given; `ca` None means the roots gRPC knows.
 
-        MetadataUnavailableError when no member answers; InvalidConfigError when etcd refuses the user.
+        `root` is what the keys begin with that will be used: only there the user needs to read and, unless `read_only`,
+        to write, which is checked. MetadataUnavailableError when no member answers; InvalidConfigError when etcd
+        refuses the user.
         """
         if prefix and not prefix.startswith("/"):
             raise InvalidConfigError("metadata prefix", "does not begin with /")
@@ -79,9 +84,9 @@ class EtcdMetadata:
             tls = grpc.ssl_channel_credentials(*pems)
         login = None if user is None or password is None else Login(user, password)
         cluster = Cluster(addresses, tls=tls, login=login, timeout_s=timeout_s)
-        store = cls(cluster, prefix, monotonic)
+        store = cls(cluster, prefix, root.rstrip("/"), monotonic)
         try:
-            await store.version()
+            await store._check_access(user, read_only=read_only)
         except BaseException:
             await store.close()
             raise
@@ -135,7 +140,7 @@ class EtcdMetadata:
 
     async def version(self) -> int:
         """Return the store's version now, to watch from."""
-        request = rpc.RangeRequest(key=self._prefix + b"/", count_only=True)
+        request = rpc.RangeRequest(key=self._key(f"{self._root}/"), count_only=True)
         return int((await self._range("tell its version", request)).header.revision)
 
     async def lease(self, ttl_s: float) -> Lease:
@@ -165,6 +170,23 @@ class EtcdMetadata:
         for lease in self._leases:
             await lease.stop()
         await self._cluster.close()
+
+    async def _check_access(self, user: str | None, *, read_only: bool) -> None:
+        """Raise InvalidConfigError unless the user may read, and write, every key below the root."""
+        try:
+            await self.list(f"{self._root}/", limit=1)
+            if not read_only:
+                await check_writable(self, self._root)
+        except InvalidConfigError as error:
+            if "permission denied" not in error.reason:
+                raise  # a wrong password, for example
+            right = "read" if read_only else "readwrite"
+            raise InvalidConfigError(
+                "metadata.etcd_user",
+                f"{user or 'nobody'} needs the right to {right} all keys below {self._prefix.decode()}{self._root}/ "
+                f"({error.reason}); grant it with `etcdctl role grant-permission ROLE {right} --prefix "
+                f"{self._prefix.decode()}{self._root}/`",
+            ) from None
 
     async def _put(
         self, action: str, key: str, value: bytes, lease: Lease | None, compare: Sequence[rpc.Compare]

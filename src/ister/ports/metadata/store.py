@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+_NO_VERSION = 2**62
+"""No key ever has it."""
+
 
 class Entry(NamedTuple):
     """One key with its value and the version of its last change."""
@@ -112,3 +115,8 @@ class Metadata(Protocol):
     async def close(self) -> None:
         """End every watch and lease task (without revoking), and let go of connections."""
         ...
+
+
+async def check_writable(metadata: Metadata, root: str) -> None:
+    """Raise what a write below a root would meet: no answer, no space, no permission. Nothing is written."""
+    await metadata.cas(f"{root}/probe", b"", version=_NO_VERSION)
