@@ -7,14 +7,17 @@ from broker_parts import EXCLUSIVE, KEY_SHARED, SHARED, BrokerWorld, until
 from cloud_parts import named, told
 from danube.proto.DanubeApi_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from ister.broker import stream as stream_module
 from ister.broker.letters import letter_message
 from ister.broker.records import SubscriptionRecord
+from ister.broker.stream import Consumer, Stream
 from ister.broker.sweeping import _sweep_topic
 from ister.config.policies import CompletePolicies, Policies
 from ister.core.dispatch import DeadLetter
 from ister.core.errors import DeniedError, LimitError, PreconditionError
 from ister.core.failure import FailurePolicy, Poison
 from ister.core.message import MsgID, StreamMessage
+from sim.machine import run as run_in_virtual_time
 
 T = "/default/t"
 LONG_AGO_S = 1000.0
@@ -187,6 +190,74 @@ def test_no_progress_of_a_deleted_topic_is_saved(tmp_path):
                 assert topic._saving is not None, "a save is due"
                 await client.broker.delete_topic(topic.name)
             assert topic._saving is None
+
+    asyncio.run(act())
+
+
+def test_streams_of_one_consumer_take_over_from_each_other_later_each_time():
+    """J13."""
+
+    async def act():
+        now, takes = asyncio.get_running_loop().time, []
+        consumer = Consumer(1, "c", (), now())
+
+        async def keep_coming(until_s):
+            while now() < until_s:
+                await consumer.wait_to_take_over(T, "s")
+                if consumer.stream is not None:
+                    consumer.stream.end()
+                consumer.stream = mine = Stream()
+                takes.append(now())
+                await mine.over.wait()
+
+        with told() as events:
+            rivals = [asyncio.create_task(keep_coming(100.0)) for _ in range(2)]
+            await asyncio.sleep(130)
+        assert takes == pytest.approx([0, 1, 3, 7, 15, 31, 61, 91, 121])
+        assert len(named(events, "consumer_contended")) == 1
+        for rival in rivals:
+            rival.cancel()
+
+    run_in_virtual_time(act())
+
+
+def test_a_stream_that_lasted_is_taken_over_at_once_and_one_that_ended_is_not_waited_for():
+    """J13."""
+
+    async def act():
+        loop = asyncio.get_running_loop()
+        consumer = Consumer(1, "c", (), loop.time())
+        consumer.stream, consumer.take_overs = Stream(), 2
+        await asyncio.sleep(61)
+        began = loop.time()
+        await consumer.wait_to_take_over(T, "s")
+        assert (loop.time(), consumer.take_overs) == (began, 0)
+        consumer.stream = stream = Stream()
+        waiting = asyncio.create_task(consumer.wait_to_take_over(T, "s"))
+        await asyncio.sleep(0.25)
+        consumer.stream = None
+        stream.end()
+        await waiting
+        assert loop.time() == pytest.approx(began + 0.25)
+
+    run_in_virtual_time(act())
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+def test_a_second_stream_of_a_consumer_waits_before_it_takes_over(tmp_path, monkeypatch, reliable):
+    """J13."""
+    monkeypatch.setattr(stream_module, "TAKE_OVER_S", 0.05)
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker() as client:
+            producer = await client.producer(T, reliable=reliable)
+            consumer = await client.subscribe(T)
+            async with client.receive(consumer) as first, client.receive(consumer) as second:
+                await client.send(T, producer, b"0")
+                assert payloads(await first.take(1)) == [b"0"]
+                await first.end()
+                await client.send(T, producer, b"1")
+                assert payloads(await second.take(1 + reliable))[-1:] == [b"1"]
 
     asyncio.run(act())
 

@@ -168,6 +168,9 @@ class Consuming:
         if found is None and self._broker.holding is not None:
             await self._broker.holding.come_back(request.consumer_id)
             found = self._broker.consumers.get(request.consumer_id)
+        elif found is not None and found[2].stream is not None:
+            await found[2].wait_to_take_over(found[0].text, found[1].name)
+            found = self._broker.consumers.get(request.consumer_id)
         if found is None:
             raise NotFoundError(f"consumer {request.consumer_id} not found; subscribe first")
         topic, subscription, consumer = found

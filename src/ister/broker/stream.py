@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import structlog
+
+from ister.core.retry import backoff_s
 
 if TYPE_CHECKING:
     from ister.core.errors import IsterError
@@ -14,11 +17,21 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+TAKE_OVER_S = 1.0
+TAKE_OVER_MAX_S = 30.0
+"""How long a stream is left to its connection before another one of the same consumer may take its place: twice as long each
+time. Clients open their stream again at once when it ends, so two processes with one name would otherwise take it from each
+other without a pause, and each time what was delivered is delivered again."""
+TAKE_OVER_CALM_S = 60.0
+"""A stream that lasted so long was nobody's rival."""
+TAKE_OVERS_TOLD = 3
+"""After how many in a row it is told: one or two are a client whose connection was lost unseen."""
+
 
 class Stream:
     """A queue that its subscription fills, within its window, and that the connection empties."""
 
-    __slots__ = ("_loop", "_news", "ended", "failure", "outbox")
+    __slots__ = ("_loop", "_news", "ended", "failure", "opened_at", "outbox", "over")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -26,6 +39,8 @@ class Stream:
         self.outbox: deque[tuple[StreamMessage, int]] = deque()
         """Messages, each with the number of its hand-out, 0 on a topic that is not reliable."""
         self.ended = False
+        self.opened_at = self._loop.time()
+        self.over = asyncio.Event()
         self.failure: IsterError | None = None
 
     def push(self, message: StreamMessage, number: int = 0) -> None:
@@ -37,6 +52,7 @@ class Stream:
     def end(self, failure: IsterError | None = None) -> None:
         """Say that nothing more comes, and why, if it is an error."""
         self.ended = True
+        self.over.set()
         self.failure = failure
         self.outbox.clear()
         self._wake()
@@ -59,7 +75,7 @@ class Stream:
 class Consumer:
     """A consumer that is known to its subscription, with or without an open stream."""
 
-    __slots__ = ("filters", "id", "left_at", "name", "seen", "stream")
+    __slots__ = ("filters", "id", "left_at", "name", "seen", "stream", "take_overs")
 
     def __init__(self, number: int, name: str, filters: tuple[str, ...], now: float) -> None:
         self.id = number
@@ -67,6 +83,23 @@ class Consumer:
         self.filters = filters
         self.stream: Stream | None = None
         self.left_at = self.seen = now
+        self.take_overs = 0
+
+    async def wait_to_take_over(self, topic: str, subscription: str) -> None:
+        """Return once another stream may take the place of the present one: it has ended, or had its time."""
+        loop = asyncio.get_running_loop()
+        while (stream := self.stream) is not None:
+            until = stream.opened_at + backoff_s(self.take_overs + 1, TAKE_OVER_MAX_S, TAKE_OVER_S)
+            if loop.time() >= until:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await stream.over.wait()
+        if stream is None:
+            return
+        self.take_overs = self.take_overs + 1 if loop.time() - stream.opened_at < TAKE_OVER_CALM_S else 0
+        if self.take_overs == TAKE_OVERS_TOLD:
+            log.warning("consumer_contended", topic=topic, subscription=subscription, consumer=self.name)
 
     def renew(self, filters: tuple[str, ...], now: float) -> None:
         """Let it begin anew: it subscribed again, and has its grace to open a stream."""
