@@ -127,6 +127,56 @@ class SavedCursorsContract(CursorsContract):
 
         run(story())
 
+    def test_j6_what_is_finished_beyond_a_cursor_is_there_after_a_restart(self, opened, run):
+        async def story():
+            cursors = await opened()
+            for name in ("s", "t"):
+                await cursors.advance(name, 2)
+            await cursors.advance_known({"s": 3, "unknown": 1}, {"s": ((5, 6), (8, 10)), "unknown": ((2, 3),)})
+            cursors = await opened()
+            assert cursors.kept() == {"s": 3, "t": 2}
+            assert (cursors.finished("s"), cursors.finished("t"), cursors.finished("unknown")) == (
+                ((5, 6), (8, 10)),
+                (),
+                (),
+            )
+            await cursors.advance_known({"s": 9})
+            assert cursors.finished("s") == ((9, 10),)
+            assert (await opened()).finished("s") == ((9, 10),), "what is below the cursor is not kept"
+            await cursors.advance_known({}, {"s": ()})
+            assert (await opened()).finished("s") == ()
+
+        run(story())
+
+    def test_j6_what_was_finished_counts_no_more_when_a_cursor_is_moved_or_forgotten(self, opened, run):
+        async def story():
+            cursors = await opened()
+            for name in ("back", "same", "forgotten", "stays"):
+                await cursors.advance(name, 5)
+            await cursors.advance_known({}, dict.fromkeys(("back", "same", "forgotten", "stays"), ((7, 8),)))
+            await cursors.put("back", 1)
+            await cursors.put("same", 5)
+            await cursors.forget("forgotten")
+            await cursors.advance("forgotten", 3)
+            for each in (cursors, await opened()):
+                found = {name: each.finished(name) for name in each.kept()}
+                assert found == {"back": (), "same": (), "forgotten": (), "stays": ((7, 8),)}
+
+        run(story())
+
+    def test_j6_d5_what_is_finished_beyond_the_end_is_cut_back_for_good(self, opened, run):
+        async def story():
+            cursors = await opened()
+            await cursors.advance("s", 1)
+            await cursors.advance("t", 1)
+            await cursors.advance_known({}, {"s": ((2, 4), (6, 8), (9, 10)), "t": ((2, 3),)})
+            assert (await opened(7)).finished("s") == ((2, 4), (6, 7))
+            cursors = await opened()
+            assert cursors.finished("s") == ((2, 4), (6, 7)), "the topic has grown past it meanwhile"
+            assert cursors.finished("t") == ((2, 3),)
+
+        run(story())
+
     def test_f37_a_caller_that_gives_up_at_any_moment_loses_nothing(self, opened, run):
         async def story(moments):
             cursors = await opened()

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
-from broker_parts import EXCLUSIVE, FAILOVER, SHARED, BrokerWorld, FakeCall, until
+from broker_parts import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, BrokerWorld, FakeCall, until
 from danube.proto.DanubeApi_pb2 import ReceiveRequest, StreamMessage
 
 from ister.broker.v1_admin import V1Admin
@@ -12,6 +12,7 @@ from ister.core.delivery_id import DeliveryId, split_delivery_id, with_delivery_
 from ister.core.failure import FailurePolicy, Poison
 from ister.core.names import TopicName
 from ister.rpc import ister_v1_pb2 as pb
+from ister.storage.progress_move import open_cursors
 
 T = "/default/t"
 NAME = TopicName.parse(T)
@@ -343,3 +344,93 @@ def test_an_address_gives_its_delivery_id_back_and_nothing_else_is_taken_for_one
     ):
         assert split_delivery_id(other) == (other, None)
     assert split_delivery_id("#1.2") == ("", DeliveryId(1, 2))
+
+
+@pytest.mark.parametrize("in_metadata", [False, True], ids=["file", "metadata"])
+def test_what_was_acknowledged_does_not_come_again_after_a_clean_stop(tmp_path, in_metadata, monkeypatch):
+    """J6."""
+
+    def open_as_with_a_table(*arguments, **named):
+        return open_cursors(*arguments, **{**named, "in_metadata": in_metadata})
+
+    async def act():
+        monkeypatch.setattr("ister.storage.factory.open_cursors", open_as_with_a_table)
+        world = BrokerWorld(tmp_path)
+        async with world.broker() as client:
+            producer = await client.producer(T)
+            consumer = await client.subscribe(T, kind=SHARED)
+            await send_all(client, producer, names(b"m", 0, 10))
+            async with client.receive(consumer) as stream:
+                got = await stream.take(10)
+                for number in (1, 2, 3, 5, 8, 9):
+                    await client.ack(got[number])
+        for _ in range(2):
+            async with world.broker() as client, client.receive(consumer) as stream:
+                assert payloads(await stream.take(4)) == [b"m-0", b"m-4", b"m-6", b"m-7"]
+        async with world.broker() as client, client.receive(consumer) as stream:
+            producer = await client.producer(T)
+            await client.send(T, producer, b"m-10")
+            assert await receive_and_ack(client, stream, 5) == [b"m-0", b"m-4", b"m-6", b"m-7", b"m-10"]
+            assert client.broker.topics[T].subscriptions["s"].cursor == 11
+
+    asyncio.run(act())
+
+
+def test_a_reset_brings_back_what_was_acknowledged_before_a_clean_stop(tmp_path):
+    """J6."""
+
+    async def act():
+        world = BrokerWorld(tmp_path)
+        async with world.broker() as client:
+            producer = await client.producer(T)
+            consumer = await client.subscribe(T)
+            await send_all(client, producer, names(b"m", 0, 3))
+            async with client.receive(consumer) as stream:
+                await client.ack((await stream.take(3))[1])
+        async with world.broker() as client:
+            await reset_to_earliest(client)
+        async with world.broker() as client, client.receive(consumer) as stream:
+            assert payloads(await stream.take(3)) == names(b"m", 0, 3)
+
+    asyncio.run(act())
+
+
+def test_what_a_key_shared_subscription_acknowledged_beside_a_blocked_key_does_not_come_again(tmp_path):
+    """J6."""
+
+    async def act():
+        world = BrokerWorld(tmp_path)
+        async with world.broker() as client:
+            producer = await client.producer(T)
+            consumer = await client.subscribe(T, kind=KEY_SHARED)
+            subscription = client.broker.topics[T].subscriptions["s"]
+            policy = FailurePolicy(max_redelivery_count=0, poison=Poison.BLOCK)
+            subscription.configure(subscription.record.model_copy(update={"failure_policy": policy}))
+            async with client.receive(consumer) as stream:
+                for number in range(60):
+                    await client.send(T, producer, b"%d" % number, routing_key="bad" if number % 5 == 0 else "good")
+                await client.nack((await stream.take(1))[0])
+                await receive_and_ack(client, stream, 48)
+        async with world.broker() as client, client.receive(consumer) as stream:
+            assert await receive_and_ack(client, stream, 12) == [b"%d" % number for number in range(0, 60, 5)]
+
+    asyncio.run(act())
+
+
+def test_no_more_than_a_bounded_number_of_ranges_is_saved(tmp_path, monkeypatch):
+    """J6."""
+
+    async def act():
+        monkeypatch.setattr("ister.broker.subscription.FINISHED_RANGES_MAX", 2)
+        world = BrokerWorld(tmp_path)
+        async with world.broker() as client:
+            producer = await client.producer(T)
+            consumer = await client.subscribe(T)
+            await send_all(client, producer, names(b"m", 0, 8))
+            async with client.receive(consumer) as stream:
+                for message in (await stream.take(8))[1::2]:
+                    await client.ack(message)
+        async with world.broker() as client, client.receive(consumer) as stream:
+            assert payloads(await stream.take(6)) == [b"m-%d" % number for number in (0, 2, 4, 5, 6, 7)]
+
+    asyncio.run(act())

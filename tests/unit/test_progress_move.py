@@ -118,6 +118,17 @@ def test_cursors_move_there_and_back_as_often_as_one_likes(saved):
     run(story())
 
 
+def test_j6_what_is_finished_beyond_the_cursors_moves_with_them():
+    async def story():
+        machine = await with_cursors(in_metadata=False)
+        await (await machine.open(in_metadata=False)).advance_known({}, {"a": ((4, 6), (8, 9))})
+        for in_metadata in (True, False, True):
+            cursors = await machine.open(in_metadata=in_metadata)
+            assert (cursors.finished("a"), cursors.finished("b")) == (((4, 6), (8, 9)), ())
+
+    run(story())
+
+
 def test_cursors_move_on_a_real_disk_and_in_sqlite(tmp_path):
     async def story():
         metadata = await SqliteMetadata.open(tmp_path / "metadata.db")

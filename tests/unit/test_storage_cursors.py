@@ -6,10 +6,11 @@ from zlib import crc32
 
 import pytest
 
+from ister.core.envelope import seal, unseal
 from ister.core.errors import DiskFullError, LogClosedError, OffsetOutOfRangeError, PoisonedError, SyncFailedError
 from ister.core.message import StreamMessage
 from ister.storage import CorruptCursorsError, CursorsNotSavedError, WalStorage
-from ister.storage.cursors import CURSORS_NAME, dump_cursors, load_cursors
+from ister.storage.cursors import CURSORS_NAME, dump_cursors, load_cursors, load_progress
 from ister.wal import SyncMode, Wal, WalConfig
 from sim.machine import SimClock, SimFiles, run
 
@@ -129,6 +130,23 @@ def test_i11_a_damaged_file_is_an_error_that_names_it_and_never_an_empty_result(
         with pytest.raises(CorruptCursorsError, match=CURSORS_NAME):
             load_cursors(data, str(CURSORS))
     assert load_cursors(whole, str(CURSORS)) == {"s": 3, "t": 5}
+
+
+def test_j6_a_file_without_finished_ranges_is_what_earlier_releases_wrote_and_one_with_them_they_can_read():
+    assert dump_cursors({"s": 3}) == b'a72c769e\n{"version":1,"cursors":{"s":3}}\n'
+    assert load_progress(dump_cursors({"s": 3}), str(CURSORS)) == ({"s": 3}, {})
+    whole = dump_cursors({"s": 3, "t": 1}, {"s": ((4, 6), (7, 8)), "t": (), "unknown": ((1, 2),)})
+    assert load_progress(whole, str(CURSORS)) == ({"s": 3, "t": 1}, {"s": ((4, 6), (7, 8))})
+    assert unseal(whole)["cursors"] == {"s": 3, "t": 1}, "they look at nothing else"
+
+
+@pytest.mark.parametrize(
+    "ranges", [5, [[1]], [[2, 2]], [[1, 3], [3, 4]], [[5, 6], [1, 2]], [["a", "b"]], [[1, 2.5]], [None]]
+)
+def test_i11_j6_ranges_that_cannot_be_are_damage(ranges):
+    data = seal({"version": 1, "cursors": {"s": 0}, "finished": {"s": ranges}})
+    with pytest.raises(CorruptCursorsError, match=CURSORS_NAME):
+        load_progress(data, str(CURSORS))
 
 
 def test_i11_damage_stops_the_first_use_whatever_it_is():

@@ -199,7 +199,8 @@ class Broker:
                 cursor = opened.storage.start_offset
                 log.warning("cursor_missing", topic=topic.text, subscription=subscription, cursor=cursor)
             del topic.settings_of[subscription]
-            served = topic.open_subscription(subscription, sub, cursor or 0)
+            finished = () if opened.storage is None else opened.storage.finished(subscription)
+            served = topic.open_subscription(subscription, sub, cursor or 0, finished)
             for consumer in served.consumers.values():
                 self.consumers[consumer.id] = (topic, served, consumer)
         if self.holding is not None:

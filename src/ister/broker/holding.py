@@ -91,7 +91,7 @@ class Holding:
             cursor = await storage.reset_cursor(name, storage.start_offset)
             log.warning("cursor_missing", topic=topic.text, subscription=name, cursor=cursor)
         self.check(topic, name)
-        subscription = topic.open_subscription(name, record, cursor)
+        subscription = topic.open_subscription(name, record, cursor, storage.finished(name))
         for consumer in subscription.consumers.values():
             # Elsewhere, or long ago: whoever comes first now has a place.
             consumer.left_at -= self._broker.settings.consumer_grace_s
@@ -129,7 +129,7 @@ class Holding:
             self._end(topic, subscription)
             try:
                 await topic.stored.flush()
-                await topic.stored.save_cursors({name: subscription.cursor})
+                await topic.stored.save_cursors({name: subscription.cursor}, {name: subscription.finished})
             except IsterError as error:
                 log.warning("cursors_not_saved", topic=topic.text, cause=str(error))
             topic.release_cursor(name)

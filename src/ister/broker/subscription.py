@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+FINISHED_RANGES_MAX = 10_000
+"""How many ranges are saved of what is finished beyond a cursor: about 200 KB. What lies beyond comes again after a stop."""
 RETRY_S = 1.0
 """How long a read that failed for now is left alone."""
 SKIPPED_LOG_S = 60.0
@@ -90,6 +92,7 @@ class ReliableSubscription:
         window: int,
         grace_s: float,
         rate: int,
+        finished: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.name = name
         self.record = record
@@ -122,7 +125,7 @@ class ReliableSubscription:
         """When reading may begin; later than now after a bug."""
         self._dispatch = Dispatch(
             record.kind, cursor, window=record.window or window, policy=record.failure_policy or FailurePolicy(),
-            grace_s=grace_s,
+            grace_s=grace_s, finished=finished,
         )  # fmt: skip
 
     # --- where it stands ----------------------------------------------------------------------------------------------
@@ -131,6 +134,11 @@ class ReliableSubscription:
     def cursor(self) -> int:
         """Everything below is acknowledged or skipped."""
         return self._dispatch.cursor
+
+    @property
+    def finished(self) -> tuple[tuple[int, int], ...]:
+        """Ranges beyond the cursor that are acknowledged or skipped, the lowest `FINISHED_RANGES_MAX`: to be saved at a stop."""
+        return tuple(self._dispatch.finished[:FINISHED_RANGES_MAX])
 
     @property
     def dispatch(self) -> Dispatch:

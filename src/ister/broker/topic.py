@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ister.core.failure import FailurePolicy
     from ister.core.message import StreamMessage
     from ister.core.names import TopicName
+    from ister.storage.cursors import Ranges
     from ister.storage.persistent import Reader
     from ister.storage.wal_storage import WalStorage
 
@@ -259,7 +260,9 @@ class Topic:
 
     # --- subscriptions ------------------------------------------------------------------------------------------------
 
-    def open_subscription(self, name: str, record: SubscriptionRecord, cursor: int) -> Subscription:
+    def open_subscription(
+        self, name: str, record: SubscriptionRecord, cursor: int, finished: Ranges = ()
+    ) -> Subscription:
         """Make a subscription that is known work; its consumers are known from before."""
         settings, rate = self._settings, self.policies.max_subscription_dispatch_rate
         subscription: Subscription
@@ -267,6 +270,7 @@ class Topic:
             subscription = ReliableSubscription(
                 self, name, record, cursor,
                 window=settings.max_unacked_messages, grace_s=settings.consumer_grace_s, rate=rate,
+                finished=finished,
             )  # fmt: skip
         else:
             subscription = VolatileSubscription(
@@ -331,12 +335,17 @@ class Topic:
             self._storage.release_cursor(subscription)
 
     async def settle_cursors(self) -> None:
-        """Save every cursor now, with a sync before; the topic is about to be closed."""
+        """Save all progress now, with a sync before, also what is acknowledged beyond the cursors; the topic is to be closed."""
         if self._save_task is not None:
             await asyncio.wait({self._save_task})
         if self._storage is not None and self.subscriptions:
             await self._storage.flush()
-            await self._storage.save_cursors(self.cursors())
+            finished = {
+                name: subscription.finished
+                for name, subscription in self.subscriptions.items()
+                if isinstance(subscription, ReliableSubscription)
+            }
+            await self._storage.save_cursors(self.cursors(), finished)
 
     def close(self, failure: IsterError | None = None) -> None:
         """End every stream; nothing more is taken, delivered or saved, except by `settle_cursors`."""

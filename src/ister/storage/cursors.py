@@ -2,6 +2,9 @@
 
     cursors.json      a line with the CRC-32 of the second line, in hex, and that line: {"version":1,"cursors":{…}}
 
+A second key of that object, "finished", has for each subscription the ranges [start, stop) beyond its cursor that were
+acknowledged when it was last stopped. Earlier releases ignore it, and deliver those messages again.
+
 The file is replaced whole: a new one is written under another name, synced, renamed, and the directory synced. It is
 the truth about progress, not a cache, so damage is an error and never an empty result (I11).
 """
@@ -9,11 +12,13 @@ the truth about progress, not a cache, so damage is an error and never an empty 
 from __future__ import annotations
 
 import asyncio
+import sys
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import structlog
 
@@ -23,7 +28,7 @@ from ister.core.retry import is_transient
 from ister.ports.files import DRAFT, append_all, as_busy, create_draft, said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from ister.core.errors import IsterError
@@ -37,22 +42,54 @@ THREADS = 8
 """Of all topics' cursors, and of nothing else: what others do in threads must not keep progress from being saved."""
 
 T = TypeVar("T")
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""Ranges [start, stop) of offsets, in order, that neither overlap nor touch."""
+NOTHING_FINISHED: Mapping[str, Ranges] = MappingProxyType({})
 
 
-def dump_cursors(cursors: Mapping[str, int]) -> bytes:
-    """Return the file's bytes; the same cursors give the same bytes."""
-    return seal({"version": VERSION, "cursors": dict(sorted(cursors.items()))})
+def check_ranges(found: object) -> Ranges:
+    """Return ranges as JSON has them; TypeError or ValueError when they are none."""
+    if not isinstance(found, list):
+        raise TypeError("finished ranges are not a list")
+    ranges, last = [], -1
+    for pair in found:
+        if not (isinstance(pair, list) and [type(end) for end in pair] == [int, int] and last < pair[0] < pair[1]):
+            raise ValueError(f"{pair!r} is no range of finished offsets behind {last}")
+        last = pair[1]
+        ranges.append((pair[0], last))
+    return tuple(ranges)
+
+
+def clip_ranges(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Ranges:
+    """Return what of ranges lies in [start, stop)."""
+    return tuple((max(low, start), min(high, stop)) for low, high in ranges if low < stop and high > start)
+
+
+def dump_cursors(cursors: Mapping[str, int], finished: Mapping[str, Ranges] = NOTHING_FINISHED) -> bytes:
+    """Return the file's bytes; the same progress gives the same bytes."""
+    content: dict[str, object] = {"version": VERSION, "cursors": dict(sorted(cursors.items()))}
+    beyond = {name: finished[name] for name in sorted(finished) if finished[name] and name in cursors}
+    return seal(content | ({"finished": beyond} if beyond else {}))
 
 
 def load_cursors(data: bytes, file: str) -> dict[str, int]:
-    """Return what the file says; CorruptCursorsError names it when it cannot be trusted."""
+    """Return the cursors of a file; CorruptCursorsError names it when it cannot be trusted."""
+    return load_progress(data, file)[0]
+
+
+def load_progress(data: bytes, file: str) -> tuple[dict[str, int], dict[str, Ranges]]:
+    """Return the cursors of a file, and what is finished beyond them; CorruptCursorsError as above."""
     try:
         content = unseal(data)
     except ValueError as error:
         raise CorruptCursorsError(file, str(error)) from None
     if content["version"] != VERSION:
         raise CorruptCursorsError(file, f"its version is {content['version']}, and this release reads {VERSION}")
-    return dict(content["cursors"])
+    try:
+        finished = {str(name): check_ranges(found) for name, found in dict(content.get("finished", {})).items()}
+    except (TypeError, ValueError) as error:
+        raise CorruptCursorsError(file, str(error)) from None
+    return dict(content["cursors"]), finished
 
 
 class MemoryCursors:
@@ -77,9 +114,17 @@ class MemoryCursors:
         self._cursors[subscription] = max(cursor, self._cursors.get(subscription, cursor))
         return self._cursors[subscription]
 
-    async def advance_known(self, wanted: Mapping[str, int]) -> dict[str, int]:
+    async def advance_known(
+        self, wanted: Mapping[str, int], finished: Mapping[str, Ranges] = NOTHING_FINISHED
+    ) -> dict[str, int]:
         """Move those subscriptions on that are known; returns their cursors."""
+        del finished  # needed by the next process only, and there is none for this
         return {name: await self.advance(name, cursor) for name, cursor in wanted.items() if name in self._cursors}
+
+    def finished(self, subscription: str) -> Ranges:
+        """Return nothing: there was no process before this one."""
+        del subscription
+        return ()
 
     async def put(self, subscription: str, cursor: int) -> int:
         """Move a subscription to a place, back too; returns its cursor."""
@@ -104,6 +149,7 @@ class SavedCursors(ABC):
         self._loaded = False
         self._wanted: dict[str, int] = {}
         self._lowest: dict[str, int] = {}
+        self._finished: dict[str, Ranges] = {}
         self._changes = 0
         self._changes_saved = 0
         self._loading: asyncio.Future[None] | None = None
@@ -144,11 +190,22 @@ class SavedCursors(ABC):
         await self._saved()
         return self._lowest.get(subscription, cursor)
 
-    async def advance_known(self, wanted: Mapping[str, int]) -> dict[str, int]:
+    def finished(self, subscription: str) -> Ranges:
+        """Return what is finished beyond a subscription's cursor, as of when it was last stopped."""
+        return clip_ranges(self._finished.get(subscription, ()), self._wanted.get(subscription, 0), sys.maxsize)
+
+    async def advance_known(
+        self, wanted: Mapping[str, int], finished: Mapping[str, Ranges] = NOTHING_FINISHED
+    ) -> dict[str, int]:
         """Move those subscriptions on that are known, in one write; returns their cursors once that is saved.
 
-        One that is not known was forgotten meanwhile: saved again, it would hold everything back for ever.
+        One that is not known was forgotten meanwhile: saved again, it would hold everything back for ever. `finished` is
+        what is finished beyond the cursors; where it is not given, what was saved before stays.
         """
+        for name, ranges in finished.items():
+            if name in self._wanted and self._finished.get(name, ()) != ranges:
+                self._finished[name] = ranges
+                self._changes += 1
         changed = {name: cursor for name, cursor in wanted.items() if self._wanted.get(name, cursor) < cursor}
         if changed:
             self._wanted |= changed
@@ -157,8 +214,12 @@ class SavedCursors(ABC):
         return {name: self._lowest[name] for name in wanted if name in self._lowest}
 
     async def put(self, subscription: str, cursor: int) -> int:
-        """Move a subscription to a place, back too; returns its cursor once that is saved."""
-        if self._wanted.get(subscription) != cursor:
+        """Move a subscription to a place, back too; returns its cursor once that is saved.
+
+        What was finished beyond its cursor counts no more.
+        """
+        finished = self._finished.pop(subscription, ())
+        if self._wanted.get(subscription) != cursor or finished:
             self._wanted[subscription] = cursor
             self._changes += 1
         await self._saved()
@@ -166,15 +227,21 @@ class SavedCursors(ABC):
 
     async def forget(self, subscription: str) -> None:
         """Take a subscription away; returns once it is gone for good."""
+        self._finished.pop(subscription, None)
         if self._wanted.pop(subscription, None) is not None:
             self._changes += 1
         await self._saved()
 
-    async def replace(self, cursors: Mapping[str, int]) -> None:
-        """Save exactly these cursors, whatever was there; for a move, before anyone else uses this."""
+    async def replace(self, cursors: Mapping[str, int], finished: Mapping[str, Ranges] = NOTHING_FINISHED) -> None:
+        """Save exactly this progress, whatever was there; for a move, before anyone else uses this."""
         self._wanted = dict(cursors)
+        self._finished = dict(finished)
         self._changes += 1
         await self._saved()
+
+    def all_finished(self) -> dict[str, Ranges]:
+        """Return what is finished beyond the cursors, of every subscription."""
+        return {name: self.finished(name) for name in self._finished}
 
     async def settle(self) -> None:
         """Return once nothing is under way and every change is saved; what is written to can be let go of then."""
@@ -235,10 +302,10 @@ class CursorFile(SavedCursors):
         self._log_name = log_name
         self._limit = limit
 
-    async def replace(self, cursors: Mapping[str, int]) -> None:
-        """Save exactly these cursors, whatever was there, damage too; for a move, before anyone else uses this."""
+    async def replace(self, cursors: Mapping[str, int], finished: Mapping[str, Ranges] = NOTHING_FINISHED) -> None:
+        """Save exactly this progress, whatever was there, damage too; for a move, before anyone else uses this."""
         self._loaded = True
-        await super().replace(cursors)
+        await super().replace(cursors, finished)
 
     async def exists(self) -> bool:
         """Return True if there is a file."""
@@ -250,10 +317,15 @@ class CursorFile(SavedCursors):
         await self._on_thread(partial(_remove_file, self._files, self._directory))
 
     def _begin_load(self) -> asyncio.Future[dict[str, int]]:
-        return self._on_thread(partial(_open_file, self._files, self._directory, self._limit))
+        def open_file() -> dict[str, int]:
+            cursors, self._finished = _open_file(self._files, self._directory, self._limit)
+            return cursors
+
+        return self._on_thread(open_file)
 
     def _begin_save(self, cursors: dict[str, int]) -> asyncio.Future[None]:
-        return self._on_thread(partial(_replace_file, self._files, self._directory, dump_cursors(cursors)))
+        data = dump_cursors(cursors, self.all_finished())
+        return self._on_thread(partial(_replace_file, self._files, self._directory, data))
 
     def _on_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         def job() -> T:
@@ -300,29 +372,36 @@ def _lower(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {**one, **{name: min(cursor, one.get(name, cursor)) for name, cursor in other.items()}}
 
 
-def _open_file(files: Files, directory: Path, limit: int) -> dict[str, int]:
-    cursors = _read_file(files, directory / CURSORS_NAME)
+def _open_file(files: Files, directory: Path, limit: int) -> tuple[dict[str, int], dict[str, Ranges]]:
+    cursors, finished = _read_file(files, directory / CURSORS_NAME)
     if cursors:
         # Who was killed after the rename has not synced it: we would count on cursors that a power loss takes back.
         files.sync_directory(directory)
-    beyond = {subscription: cursor for subscription, cursor in cursors.items() if cursor > limit}
+    beyond = are_beyond(cursors, finished, limit)
     if beyond:
         # On disk too, and now: once the log has grown past such a cursor, no later open could tell that it is wrong.
-        cursors |= dict.fromkeys(beyond, limit)
-        _replace_file(files, directory, dump_cursors(cursors))
+        cursors = {name: min(cursor, limit) for name, cursor in cursors.items()}
+        finished = {name: clip_ranges(ranges, 0, limit) for name, ranges in finished.items()}
+        _replace_file(files, directory, dump_cursors(cursors, finished))
         log.warning("cursors_cut_back", directory=str(directory), subscriptions=sorted(beyond), cursor=limit)
-    return cursors
+    return cursors, finished
 
 
-def _read_file(files: Files, path: Path) -> dict[str, int]:
+def are_beyond(cursors: Mapping[str, int], finished: Mapping[str, Ranges], limit: int) -> set[str]:
+    """Return the subscriptions whose progress goes beyond the end of the log."""
+    ends = {name: ranges[-1][1] for name, ranges in finished.items() if ranges}
+    return {name for known in (cursors, ends) for name, end in known.items() if end > limit}
+
+
+def _read_file(files: Files, path: Path) -> tuple[dict[str, int], dict[str, Ranges]]:
     try:
         file = files.open_read(path)
         try:
-            return load_cursors(file.read(0, file.size()), str(path))
+            return load_progress(file.read(0, file.size()), str(path))
         finally:
             file.close()
     except FileNotFoundError:
-        return {}  # no progress was ever saved: the name is synced before the first save is answered
+        return {}, {}  # no progress was ever saved: the name is synced before the first save is answered
     except OSError as error:
         if is_transient(error):
             raise

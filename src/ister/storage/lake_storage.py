@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ister.core.errors import LogClosedError, OffsetOutOfRangeError, PreconditionError
 from ister.core.layout import NO_TABLE, OFFSET_MAX
 from ister.lake.following import Following
+from ister.storage.cursors import NOTHING_FINISHED
 from ister.storage.progress import MetadataCursors
 from ister.storage.progress_move import Marker
 from ister.storage.shared_cursors import SharedCursors
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ister.core.offsets import StartPosition
     from ister.core.retain import SealedSegment
     from ister.ports.metadata import Metadata
+    from ister.storage.cursors import Ranges
     from ister.storage.table_tier import TableStream, TopicTable
 
 
@@ -129,10 +131,16 @@ class LakeStorage:
             await self._check_held(cursor)
         return await self._cursors.advance(subscription, cursor)
 
-    async def save_cursors(self, wanted: Mapping[str, int]) -> dict[str, int]:
+    async def save_cursors(
+        self, wanted: Mapping[str, int], finished: Mapping[str, Ranges] = NOTHING_FINISHED
+    ) -> dict[str, int]:
         """Keep the progress of those subscriptions that are served here; returns what is kept."""
         await self._open()
-        return await self._cursors.advance_known(wanted)
+        return await self._cursors.advance_known(wanted, finished)
+
+    def finished(self, subscription: str) -> Ranges:
+        """Return what is finished beyond a subscription's cursor, as of when it was last stopped; load the cursors first."""
+        return self._cursors.finished(subscription)
 
     async def reset_cursor(self, subscription: str, cursor: int) -> int:
         """Move a subscription to an offset that is held, or to the end, back too; returns once that is in metadata."""

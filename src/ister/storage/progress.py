@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ import structlog
 from ister.core.errors import CorruptMetadataError
 from ister.ports.clock import SystemClock
 from ister.ports.metadata.pages import entries
-from ister.storage.cursors import SavedCursors
+from ister.storage.cursors import NOTHING_FINISHED, SavedCursors, are_beyond, check_ranges, clip_ranges
 from ister.storage.owned_key import CursorTakenError, OwnedKey
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ister.core.names import TopicName
     from ister.ports.clock import Clock
     from ister.ports.metadata import Metadata
+    from ister.storage.cursors import Ranges
 
 log = structlog.get_logger()
 
@@ -86,15 +88,24 @@ class CursorRecord:
     snapshot: int | None
     file: str | None
     time_ms: int
+    finished: Ranges = ()
+    """What is finished beyond the cursor, as of when the subscription was last stopped; earlier releases ignore it."""
 
     def dump(self) -> bytes:
         """Return the value that is stored."""
-        return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":")).encode()
+        content = {"version": VERSION, **asdict(self)}
+        if not self.finished:
+            del content["finished"]
+        return json.dumps(content, separators=(",", ":")).encode()
 
     @classmethod
     def load(cls, key: str, value: bytes) -> CursorRecord:
         """Return what a value says; CorruptMetadataError when it is not one of ours."""
         content = load_content(key, value)
+        try:
+            content["finished"] = check_ranges(content.get("finished", []))
+        except (TypeError, ValueError) as error:
+            raise CorruptMetadataError(key, str(error)) from None
         record = cls(*(content.get(name) for name in cls.__slots__))  # type: ignore[arg-type]  # checked below
         numbers = (record.generation, record.offset, record.time_ms)
         if not (
@@ -159,13 +170,14 @@ class MetadataCursors(SavedCursors):
         self._clock = clock or SystemClock()
         self._pairs: dict[str, _Pair] = {}
         self._stored: dict[str, int | None] = {}
+        self._stored_finished: dict[str, Ranges] = {}
         self._load_task: asyncio.Future[dict[str, int]] | None = None
         self._save_task: asyncio.Future[None] | None = None
 
-    async def replace(self, cursors: Mapping[str, int]) -> None:
-        """Save exactly these cursors, whatever was there; for a move, before anyone else uses this."""
+    async def replace(self, cursors: Mapping[str, int], finished: Mapping[str, Ranges] = NOTHING_FINISHED) -> None:
+        """Save exactly this progress, whatever was there; for a move, before anyone else uses this."""
         await self.load()
-        await super().replace(cursors)
+        await super().replace(cursors, finished)
 
     async def clear(self) -> None:
         """Remove every key of this topic's subscriptions, earlier generations' too. Nobody may use this afterwards."""
@@ -183,7 +195,7 @@ class MetadataCursors(SavedCursors):
         return self._save_task
 
     async def _load(self) -> dict[str, int]:
-        self._pairs, self._stored = {}, {}
+        self._pairs, self._stored, self._finished, self._stored_finished = {}, {}, {}, {}
         cursors: dict[str, int] = {}
         prefix = f"{topic_key(self._root, self._topic)}/"
         async for entry in entries(self._metadata, prefix, PAGE):
@@ -196,10 +208,12 @@ class MetadataCursors(SavedCursors):
             cursor = self._cursor_of(name, record)
             if cursor is not None:
                 self._stored[name] = cursors[name] = cursor
-        beyond = {name for name, cursor in cursors.items() if cursor > self._limit}
+                self._finished[name] = self._stored_finished[name] = self._finished_of(record)
+        beyond = are_beyond(cursors, self._finished, self._limit)
         if beyond:
             # In metadata too, and now: once the topic has grown past such a cursor, nobody could tell that it is wrong.
-            cursors |= dict.fromkeys(beyond, self._limit)
+            cursors = {name: min(cursor, self._limit) for name, cursor in cursors.items()}
+            self._finished = {name: clip_ranges(each, 0, self._limit) for name, each in self._finished.items()}
             await self._save(cursors)
             log.warning("cursors_cut_back", topic=str(self._topic), subscriptions=sorted(beyond), cursor=self._limit)
         return cursors
@@ -208,10 +222,11 @@ class MetadataCursors(SavedCursors):
         for name in [name for name in self._stored if name not in cursors]:
             await self._remove(name)
         for name, cursor in cursors.items():
-            if self._stored.get(name) != cursor:
-                await self._write(name, cursor)
+            finished = clip_ranges(self._finished.get(name, ()), cursor, sys.maxsize)
+            if self._stored.get(name) != cursor or self._stored_finished.get(name, ()) != finished:
+                await self._write(name, cursor, finished)
 
-    async def _write(self, name: str, cursor: int) -> None:
+    async def _write(self, name: str, cursor: int, finished: Ranges) -> None:
         self._stored[name] = None  # not known until the answer is there
         pair = self._pairs.get(name) or self._new_pair(name)
         await pair.entry.look()
@@ -223,15 +238,17 @@ class MetadataCursors(SavedCursors):
             # The entry is ours, so whatever stands here was left by a write that landed long after it was sent.
             await pair.record.read()
             pair.is_read = True
-        if self._cursor_of(name, pair.record) != cursor:
-            await pair.record.set(self._record(name, cursor).dump())
+        if self._cursor_of(name, pair.record) != cursor or self._finished_of(pair.record) != finished:
+            await pair.record.set(self._record(name, cursor, finished).dump())
         self._stored[name] = cursor
+        self._stored_finished[name] = finished
 
     async def _remove(self, name: str) -> None:
         self._stored[name] = None
         await self._pairs[name].record.set(None)
         await self._pairs[name].entry.set(None)
         del self._pairs[name], self._stored[name]
+        self._stored_finished.pop(name, None)
 
     def _new_pair(self, name: str) -> _Pair:
         entry = OwnedKey(self._metadata, f"{topic_key(self._root, self._topic)}/{key_part(name)}")
@@ -249,10 +266,14 @@ class MetadataCursors(SavedCursors):
             raise CursorTakenError(key.key)
         return record.offset if record.generation == self._generation else None
 
-    def _record(self, name: str, cursor: int) -> CursorRecord:
+    def _finished_of(self, key: OwnedKey) -> Ranges:
+        """Return what the record of this generation that a key holds says of offsets beyond its cursor."""
+        return () if key.value is None else CursorRecord.load(key.key, key.value).finished
+
+    def _record(self, name: str, cursor: int, finished: Ranges) -> CursorRecord:
         place = self._place(cursor - 1) if cursor > 0 else None
         snapshot, file = place or (None, None)
-        return CursorRecord(name, self._generation, cursor, snapshot, file, self._clock.wall_us() // 1000)
+        return CursorRecord(name, self._generation, cursor, snapshot, file, self._clock.wall_us() // 1000, finished)
 
 
 def _dump_entry(name: str) -> bytes:

@@ -119,7 +119,7 @@ async def move_to_metadata(file: CursorFile, cursors: MetadataCursors, marker: M
     """Move cursors from the file, which is in charge, into metadata; `marker` was just read."""
     await file.load()
     await marker.set("file")
-    await cursors.replace(file.kept())
+    await cursors.replace(file.kept(), file.all_finished())
     await marker.set("metadata")
     await file.remove()
 
@@ -127,7 +127,7 @@ async def move_to_metadata(file: CursorFile, cursors: MetadataCursors, marker: M
 async def move_to_file(cursors: MetadataCursors, file: CursorFile, marker: Marker) -> None:
     """Move cursors from metadata, which is in charge, into the file; `marker` was just read."""
     await cursors.load()
-    await file.replace(cursors.kept())
+    await file.replace(cursors.kept(), cursors.all_finished())
     await marker.set("file")
     await _clear(cursors, marker)
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from ister.storage.cursors import NOTHING_FINISHED
 from ister.storage.progress import MetadataCursors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from ister.storage.cursors import Ranges
 
 
 class SharedCursors(MetadataCursors):
@@ -32,9 +35,10 @@ class SharedCursors(MetadataCursors):
         pair.is_read = True
         cursor = None if pair.entry.value is None else self._cursor_of(subscription, pair.record)
         self._released -= {subscription}
-        for known in (self._wanted, self._lowest, self._stored):
+        for known in (self._wanted, self._lowest, self._stored, self._finished, self._stored_finished):
             known.pop(subscription, None)
         if cursor is not None:
+            self._finished[subscription] = self._stored_finished[subscription] = self._finished_of(pair.record)
             self._wanted[subscription] = self._lowest[subscription] = self._stored[subscription] = cursor
         return cursor
 
@@ -48,10 +52,13 @@ class SharedCursors(MetadataCursors):
             self._released |= {subscription}
             self._wanted[subscription] = self._lowest[subscription] = self._stored[subscription] = kept
 
-    async def advance_known(self, wanted: Mapping[str, int]) -> dict[str, int]:
+    async def advance_known(
+        self, wanted: Mapping[str, int], finished: Mapping[str, Ranges] = NOTHING_FINISHED
+    ) -> dict[str, int]:
         """Move those subscriptions on that are known and not let go of."""
-        return await super().advance_known({name: at for name, at in wanted.items() if name not in self._released})
+        served = {name: at for name, at in wanted.items() if name not in self._released}
+        return await super().advance_known(served, {name: finished[name] for name in finished if name in served})
 
-    async def _write(self, name: str, cursor: int) -> None:
+    async def _write(self, name: str, cursor: int, finished: Ranges) -> None:
         if name not in self._released:
-            await super()._write(name, cursor)
+            await super()._write(name, cursor, finished)

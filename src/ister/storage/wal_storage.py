@@ -24,7 +24,7 @@ from ister.core.errors import (
 from ister.core.layout import TableEnd
 from ister.core.recover import Recovery, Verdict
 from ister.core.retain import SealedSegment
-from ister.storage.cursors import CursorFile, MemoryCursors
+from ister.storage.cursors import NOTHING_FINISHED, CursorFile, MemoryCursors, clip_ranges
 from ister.storage.shared_cursors import SharedCursors
 from ister.storage.tiers import ObjectTier, TieredReader, prove_held
 from ister.storage.times import offset_at
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ister.core.message import StreamMessage
     from ister.core.offsets import StartPosition
     from ister.ports.files import Files
-    from ister.storage.cursors import SavedCursors
+    from ister.storage.cursors import Ranges, SavedCursors
     from ister.storage.table_tier import TableTier
     from ister.wal import Wal, WalReader
 
@@ -250,7 +250,9 @@ class WalStorage:
         self._refuse_closed()
         return await self._cursors.advance(subscription, cursor)
 
-    async def save_cursors(self, wanted: Mapping[str, int]) -> dict[str, int]:
+    async def save_cursors(
+        self, wanted: Mapping[str, int], finished: Mapping[str, Ranges] = NOTHING_FINISHED
+    ) -> dict[str, int]:
         """Keep the progress of many subscriptions in one write, each up to the synced offset; returns what is kept.
 
         Forces no sync: a cursor that is cut back here goes on with a later call. A subscription that is not known is not
@@ -260,7 +262,14 @@ class WalStorage:
             await self._open()
         self._refuse_closed()
         safe = self._safe_offset()
-        return await self._cursors.advance_known({name: min(cursor, safe) for name, cursor in wanted.items()})
+        return await self._cursors.advance_known(
+            {name: min(cursor, safe) for name, cursor in wanted.items()},
+            {name: clip_ranges(ranges, 0, safe) for name, ranges in finished.items()},
+        )
+
+    def finished(self, subscription: str) -> Ranges:
+        """Return what is finished beyond a subscription's cursor, as of when it was last stopped; load the cursors first."""
+        return self._cursors.finished(subscription)
 
     async def reset_cursor(self, subscription: str, cursor: int) -> int:
         """Move a subscription to an offset that is held, or to the end, back too; returns once that is on disk."""
