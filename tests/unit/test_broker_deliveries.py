@@ -9,6 +9,7 @@ from danube.proto.DanubeApi_pb2 import ReceiveRequest, StreamMessage
 
 from ister.broker.v1_admin import V1Admin
 from ister.core.delivery_id import DeliveryId, split_delivery_id, with_delivery_id
+from ister.core.errors import DeniedError
 from ister.core.failure import FailurePolicy, Poison
 from ister.core.names import TopicName
 from ister.rpc import ister_v1_pb2 as pb
@@ -432,5 +433,24 @@ def test_no_more_than_a_bounded_number_of_ranges_is_saved(tmp_path, monkeypatch)
                     await client.ack(message)
         async with world.broker() as client, client.receive(consumer) as stream:
             assert payloads(await stream.take(6)) == [b"m-%d" % number for number in (0, 2, 4, 5, 6, 7)]
+
+    asyncio.run(act())
+
+
+def test_a_remembered_consumer_that_does_not_come_back_after_a_restart_keeps_nobody_out(tmp_path):
+    """J13."""
+
+    async def act():
+        world = BrokerWorld(tmp_path)
+        async with world.broker() as client:
+            producer = await client.producer(T)
+            await client.subscribe(T, name="gone")
+            await client.send(T, producer, b"x")
+        async with world.broker() as client:
+            consumer = await client.subscribe(T, name="new")
+            async with client.receive(consumer) as stream:
+                assert payloads(await stream.take(1)) == [b"x"]
+                with pytest.raises(DeniedError):
+                    await client.subscribe(T, name="another")
 
     asyncio.run(act())

@@ -93,8 +93,6 @@ class Holding:
         self.check(topic, name)
         subscription = topic.open_subscription(name, record, cursor, storage.finished(name))
         for consumer in subscription.consumers.values():
-            # Elsewhere, or long ago: whoever comes first now has a place.
-            consumer.left_at -= self._broker.settings.consumer_grace_s
             self._broker.consumers[consumer.id] = (topic, subscription, consumer)
         log.info("subscription_held", topic=topic.text, subscription=name, cursor=cursor)
         return subscription

@@ -278,7 +278,10 @@ class Topic:
                 queue=settings.non_reliable_queue, grace_s=settings.consumer_grace_s, rate=rate,
             )  # fmt: skip
         for consumer, filters in record.consumers.items():
-            subscription.join(ids.consumer_id(self.text, name, consumer), consumer, filters)
+            known = subscription.join(ids.consumer_id(self.text, name, consumer), consumer, filters)
+            if self.reliable:
+                # When it left is not known, perhaps long ago: whoever comes first now has a place.
+                known.left_at -= settings.consumer_grace_s
         self.subscriptions[name] = subscription
         return subscription
 
