@@ -147,6 +147,35 @@ def test_a_job_that_failed_ends_its_tick_and_the_next_one_carries_all(spark, cat
     assert_exact(catalog, topic, 10)
 
 
+def ends_workers_of(topic):
+    """Return tasks that end their worker when they have messages of a topic."""
+
+    def run(tasks, reach, batches):
+        batches = list(batches)
+        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        if any(work.topic == topic for number in numbers for _, work in tasks[number]):
+            os._exit(9)
+        yield from run_tasks(tasks, reach, iter(batches))
+
+    return run
+
+
+def test_a_topic_whose_messages_end_workers_stops_no_other(spark, catalog, broker, monkeypatch):
+    """K3."""
+    killer, *others = new_topic("killer"), new_topic("beside"), new_topic("besides")
+    for topic in (killer, *others):
+        produce(broker, topic, [b"x"] * 10)
+    with Pipeline(spark, broker, catalog, [killer, *others]) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(writing, "run_tasks", ends_workers_of(killer))
+            tick = writer.tick()
+        assert tick.rows == 20
+        assert list(tick.failed) == [killer]
+        assert "Python worker exited unexpectedly" in tick.failed[killer]
+    for topic in others:
+        assert_exact(catalog, topic, 10)
+
+
 SHOWS_SETTINGS = """
 import sys
 from pathlib import Path

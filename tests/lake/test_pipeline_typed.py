@@ -135,7 +135,7 @@ def test_f33_what_does_not_decode_keeps_its_row_is_marked_and_counted(spark, cat
     topic = new_topic("bad")
     number = bind(broker, topic, ORDER)
     good = [json.dumps({"id": n}).encode() for n in range(20)]
-    bad = [b"", b"\xff\xfe", b"[" * 5000, b'{"id": 1', b'{"id": "not a number"}', b"null garbage", bytes(1000)]
+    bad = [b"", b"\xff\xfe", b"[" * 5000, b'{"id": 1', b'["no object"]', b"null garbage", bytes(1000)]
     asyncio.run(send(broker, topic, [*good, *bad], schema_id=number, version=1))
     asyncio.run(send(broker, topic, [b'{"id": 9}'], schema_id=number, version=99))
     with Pipeline(spark, broker, catalog, [topic]) as writer:
@@ -150,6 +150,28 @@ def test_f33_what_does_not_decode_keeps_its_row_is_marked_and_counted(spark, cat
     assert all(errors[len(good) :])
     assert "version 99" in errors[-1]
     tell("F33", f"{len(bad) + 1} payloads that do not decode: 0 rows dropped")
+
+
+def test_a_value_that_does_not_fit_its_column_goes_beside_it_and_costs_no_row(spark, catalog, broker):
+    """K4."""
+    topic = new_topic("misfit")
+    number = bind(broker, topic, ORDER)
+    payloads = [
+        b'{"id": 1, "price": 0.10}',
+        b'{"id": 18446744073709551615, "price": 1e400, "buyer": {"name": 7}}',
+        b'{"id": 9007199254740993.0, "anything": 12345678901234567.890}',
+    ]
+    asyncio.run(send(broker, topic, payloads, schema_id=number, version=1))
+    with Pipeline(spark, broker, catalog, [topic]) as writer:
+        drain(writer, lambda tick: None)
+        assert writer.topics[topic].undecoded == 0
+    assert_exact(catalog, topic, 3)
+    first, second, third = rows_of(catalog, topic)["value"].to_pylist()
+    assert (first["id"], first["price"], first["id_as_json"], first["price_as_json"]) == (1, 0.1, None, None)
+    assert (second["id"], second["id_as_json"], second["price_as_json"]) == (None, "18446744073709551615", "1e400")
+    assert second["buyer"] == {"name": None, "name_as_json": "7"}
+    assert (third["id"], third["anything"]) == (9007199254740993, "12345678901234567.890")
+    assert_engines_agree(topic, catalog, spark)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 import gc
 import importlib
+import os
+import subprocess
 import sys
 from zipfile import ZipFile
 from zipimport import zipimporter
@@ -83,3 +85,49 @@ def test_files_of_equal_columns_with_other_field_ids_are_described_by_their_own(
     ids, others = (parquet._columns(one.serialize().to_pybytes()).ids for one in (schema, other))
     assert ids[first.name] != 99
     assert others[first.name] == 99
+
+
+FILLS = """
+import resource, sys
+from pathlib import Path
+import json
+from lake_parts import TOPIC, lake_of, messages
+from ister.core.schemas import SchemaType
+from ister.core.schemas.schema import parse
+from ister.core.typed.decode import shape_of
+from ister.lake.evolve import evolve
+from ister.lake.parquet import write_files
+from ister.lake.schema import table_rows
+from ister.pipeline.typed import Typed, Values
+
+columns = {f"c{index}": {"type": "integer"} for index in range(900)}
+items = {"type": "object", "properties": columns}
+schema = {"type": "object", "properties": {"l": {"type": "array", "items": items}}}
+definition = json.dumps(schema).encode()
+directory = Path(sys.argv[1])
+table = lake_of(directory).table(TOPIC, 1)
+table.claim(1)
+evolve(table, [shape_of(parse(SchemaType("json_schema"), definition))])
+values = Values(Typed(table.schema.model_dump_json(), ((1, 1, "json_schema", definition),), (1, 1)))
+payload = b'{"l":[' + b",".join([b"{}"] * 1100) + b"]}"
+rows = table_rows(messages(0, 24, payload=[payload] * 24), 0)
+
+def used_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+before = used_bytes()
+written = write_files({}, table.location, values.add_to(rows), partition=0, name="x", target_bytes=1 << 27)
+print(sum(one.rows for one in written), used_bytes() - before)
+"""
+
+
+def test_a_task_needs_no_more_memory_than_for_what_is_built_at_once(tmp_path):
+    """K3: 80 KB of messages are 190 MB of columns."""
+    path = os.pathsep.join(sys.path)
+    found = subprocess.run(
+        [sys.executable, "-c", FILLS, str(tmp_path)],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}, timeout=300,
+    )  # fmt: skip
+    rows, used = map(int, found.stdout.split()[-2:])
+    assert rows == 24
+    assert used < 200 << 20, used

@@ -6,14 +6,13 @@ from base64 import b64decode
 from random import Random
 
 import fastavro
-import pyarrow as pa
 import pytest
-from typed_parts import avro, json_schema, message_class, protobuf
 
 from ister.core.typed.decode import Decoders, shape_of
 from ister.core.typed.evolve import merge
 from ister.core.typed.naming import beside, column_in
 from ister.core.typed.shape import DEPTH_MAX, Struct
+from unit.typed_parts import avro, decode_column, json_schema, message_class, protobuf
 
 CHANGES = 50
 SCALARS = ["bool", "int", "long", "float", "double", "string", "bytes"]
@@ -171,7 +170,9 @@ class Json:
 
     def schema(self, root):
         self.root = root
-        return json_schema(self._document(root))
+        document = self._document(root)
+        self.definition = json.dumps(document).encode()
+        return json_schema(document)
 
     def _document(self, kind, *, optional=False):
         made = self._bare(kind)
@@ -211,6 +212,7 @@ class Avro:
         self.root = root
         self._records = 0
         document = self._kind(root)
+        self.definition = json.dumps(document).encode()
         self._parsed = fastavro.parse_schema(json.loads(json.dumps(document)))
         return avro(document)
 
@@ -248,6 +250,7 @@ class Protobuf:
     def schema(self, root):
         self.root = root
         text = f'syntax = "proto3"; {self._message("M", root)}'
+        self.definition = text.encode()
         self._class = message_class(text, "M")
         return protobuf(text)
 
@@ -329,11 +332,7 @@ def test_fifty_changes_stop_nothing_and_lose_nothing(language, compatible, count
             broken = [mutated(chance, payload) for payload in payloads]
             numbers = [one for one, _ in written]
             decoders = Decoders(schemas, table, (7, version))
-            found = decoders.decode_column(
-                pa.array(payloads + broken, pa.binary()),
-                pa.array([7] * 2 * len(written), pa.uint64()),
-                pa.array(numbers + numbers, pa.uint32()),
-            )
+            found = decode_column(decoders, payloads + broken, [7] * 2 * len(written), numbers + numbers)
             found.values.validate(full=True)
             assert len(found.values) == len(found.errors) == 2 * len(written)
             got = found.values.to_pylist(maps_as_pydicts="strict")

@@ -118,11 +118,12 @@ class Registry:
 TABLE = SimpleNamespace(identifier=("default", "t"), schema=SimpleNamespace(schema_id=0))
 
 
-def test_schemas_that_messages_name_are_met_once():
+def test_schemas_that_messages_name_are_met_by_each_partition_that_has_such_messages():
     schemas = Schemas(Registry((7, 1), (7, 2), (8, 3)))
     assert schemas.meet(TABLE, [(7, 1), (8, None), (9, 1)]) == 2
-    assert schemas.meet(TABLE, [(7, 1), (8, None), (9, 1)]) == 0
+    assert schemas.meet(TABLE, [(7, 1), (8, None), (9, 1)]) == 2, "another partition's, of the same tick"
     assert schemas.meet(TABLE, [(7, None)]) == 1
+    assert schemas._met[TABLE.identifier] == {(7, 1), (7, 2), (8, 3)}
 
 
 def test_a_schema_that_is_not_there_may_be_there_later():

@@ -1,14 +1,16 @@
 import json
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typed_parts import avro, decoded, json_schema, protobuf, record, table_of
+from typed_parts import avro, decode_column, decoded, json_schema, protobuf, record, table_of
 
 from ister.core.schemas.kinds import SchemaType
 from ister.core.schemas.schema import parse
 from ister.core.typed.decode import PAYLOAD_BYTES_MAX, ROWS_AT_ONCE, UNKNOWN_MAX, Decoders, decoder, shape_of
+from ister.core.typed.fit import RowState
 from ister.core.typed.shape import Struct, arrow_type
 
 OLD = json_schema({"type": "object", "properties": {"a": {"type": "integer"}}})
@@ -20,9 +22,7 @@ SCHEMAS = {(1, 1): OLD, (1, 2): NEW, (2, 1): OTHER, (3, 1): parse(SchemaType.STR
 
 def column(rows, latest=(1, 2)):
     payloads, ids, versions = zip(*rows, strict=True)
-    found = Decoders(SCHEMAS, TABLE, latest).decode_column(
-        pa.array(payloads, pa.binary()), pa.array(ids, pa.uint64()), pa.array(versions, pa.uint32())
-    )
+    found = decode_column(Decoders(SCHEMAS, TABLE, latest), payloads, ids, versions)
     return found.values.to_pylist(), found.errors.to_pylist()
 
 
@@ -62,9 +62,8 @@ def test_schemas_that_were_not_given_are_told_the_first_of_them_only():
     def unknown(*named):
         ids, versions = zip(*named, strict=True)
         decoders = Decoders(SCHEMAS, TABLE, (1, 2))
-        payloads = pa.array([b"{}"] * len(named), pa.binary())
         for _ in range(2):  # it forgets those of the column before
-            found = decoders.decode_column(payloads, pa.array(ids, pa.int64()), pa.array(versions, pa.int32()))
+            found = decode_column(decoders, [b"{}"] * len(named), ids, versions)
         return found.unknown
 
     assert unknown((1, 1), (None, None), (3, 1)) == []
@@ -79,15 +78,13 @@ def test_without_a_schema_there_is_no_value_and_no_error():
 def test_plain_schemas_have_no_shape():
     for kind in (SchemaType.BYTES, SchemaType.STRING, SchemaType.NUMBER):
         assert shape_of(parse(kind, b"")) is None
-        assert decoder(parse(kind, b""), TABLE) is None
+        assert decoder(parse(kind, b""), TABLE, RowState()) is None
 
 
 def test_no_row_is_lost_where_a_batch_is_cut():
     for rows in (0, 1, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, ROWS_AT_ONCE + 1, 2 * ROWS_AT_ONCE):
         payloads = [b'{"a":"\\ud800"}' if index % 1_000 == 999 else b'{"a":%d}' % index for index in range(rows)]
-        found = Decoders({(1, 1): OLD}, TABLE, (1, 1)).decode_column(
-            pa.array(payloads, pa.binary()), pa.nulls(rows, pa.uint64()), pa.nulls(rows, pa.uint32())
-        )
+        found = decode_column(Decoders({(1, 1): OLD}, TABLE, (1, 1)), payloads)
         assert found.values.type == arrow_type(TABLE)
         assert len(found.values) == len(found.errors) == rows
         bad = set(range(999, rows, 1_000))
@@ -100,9 +97,7 @@ def test_no_row_is_lost_where_a_batch_is_cut():
 
 def test_a_slice_of_a_column_is_decoded_as_it_is():
     payloads = pa.array([b'{"a":%d}' % index for index in range(10)], pa.binary())[4:7]
-    found = Decoders({(1, 1): OLD}, TABLE, (1, 1)).decode_column(
-        payloads, pa.nulls(3, pa.uint64()), pa.nulls(3, pa.uint32())
-    )
+    found = decode_column(Decoders({(1, 1): OLD}, TABLE, (1, 1)), payloads)
     assert [one["a"] for one in found.values.to_pylist()] == [4, 5, 6]
 
 
@@ -166,12 +161,13 @@ ANY = st.recursive(
 def test_any_json_is_typed_kept_as_json_or_refused_and_never_changed(values):
     payloads = [json.dumps(value).encode() for value in values]
     rows = decoded(HOSTILE["json"], *payloads)
-    for value, row in zip(values, rows, strict=True):
+    for value, payload, row in zip(values, payloads, rows, strict=True):
         if isinstance(row, dict):
             assert isinstance(value, dict)
-            for name in "abc":
-                assert row[name] == value.get(name), (row, value)
-            assert json.loads(row["d"] or "null") == value.get("d")
+            exact = json.loads(payload, parse_float=Decimal)
+            assert row["a"] == exact.get("a"), (row, value)
+            assert (row["b"], row["c"]) == (value.get("b"), value.get("c")), (row, value)
+            assert json.loads(row["d"] or "null", parse_float=Decimal) == exact.get("d")
         else:
             assert row is None or row.startswith("error: ")
 

@@ -9,10 +9,11 @@ from ister.core.errors import FencedError
 from ister.core.names import TopicName
 from ister.core.splits import SPLIT_BYTES
 from ister.core.ticks import TICK_BYTES
-from ister.lake.errors import CommitUnknownError
+from ister.lake.errors import CommitUnknownError, LakeUnavailableError
 from ister.pipeline.client import BrokerUnavailableError
 from ister.pipeline.job import JobFailedError, SparkGoneError, is_alive
 from ister.pipeline.loop import drain
+from ister.pipeline.progress import SEEN_MAX, TopicProgress
 from ister.pipeline.task import Verdict
 
 A, B = "/default/a", "/default/b"
@@ -201,9 +202,121 @@ def test_a_job_that_failed_is_tried_again_with_less_and_less_and_then_with_all()
         assert [writer.tick().rows // SPLIT_ROWS for _ in range(4)] == [1, 2, 4, 8]
 
 
+def topics_of(jobs):
+    return [sorted({work.topic.rsplit("/", 1)[1] for work in works}) for works in jobs]
+
+
+def test_a_topic_whose_messages_end_workers_is_found_by_halves_and_the_others_are_carried():
+    """K3."""
+    with writing(**dict.fromkeys("abcdefgh", 10)) as writer:
+        writer.killers = {"/default/c"}
+        tick = writer.tick()
+        assert (tick.rows, tick.commits, list(tick.failed)) == (70, 7, ["/default/c"])
+        assert topics_of(writer.jobs) == [
+            list("abcdefgh"),
+            list("abcd"),
+            ["a", "b"],
+            ["c", "d"],
+            ["c"],
+            ["d"],
+            list("efgh"),
+        ]
+        assert "a worker was killed" in tick.failed["/default/c"]
+        writer.jobs.clear()
+        for name in "abd":
+            writer._broker.rows[f"/default/{name}"] = 20
+        writer.clock.s += 100
+        assert writer.tick().rows == 30
+        assert topics_of(writer.jobs) == [["a", "b", "d"], ["c"]], "it has a job of its own until it is carried"
+        writer.killers.clear()
+        writer.clock.s += 100
+        tick = writer.tick()
+        assert (tick.rows, tick.failed) == (10, {})
+        assert not writer.topics["/default/c"].runs_apart
+
+
+def test_a_topic_that_has_its_own_job_gets_one_split_of_its_backlog():
+    """K3."""
+    with writing(a=10, b=5 * SPLIT_ROWS) as writer:
+        writer.killers = {B}
+        assert list(writer.tick().failed) == [B]
+        writer.clock.s += 100
+        writer.tick()
+        assert taken(writer) == {B: SPLIT_ROWS}
+
+
+def test_a_spark_that_runs_no_job_at_all_stops_no_topic():
+    """K3."""
+    with writing(a=10, b=10) as writer:
+        writer.killers, writer.can_run = {A, B}, False
+        with pytest.raises(JobFailedError):
+            writer.tick()
+        assert len(writer.jobs) == 1
+        assert not writer.topics[A].error
+
+
+class Misfits:
+    """Schemas of a table that can have one more column, or none."""
+
+    def __init__(self, can_grow):
+        self.can_grow = can_grow
+        self.added = []
+
+    def is_typed(self, latest, table):
+        return True
+
+    def typed(self, latest, table):
+        return None
+
+    def add_beside(self, table, misfits):
+        self.added += misfits
+        return self.can_grow
+
+
+@pytest.mark.parametrize("can_grow", [True, False])
+def test_messages_with_values_that_do_not_fit_are_decoded_once_more_if_their_table_has_new_columns(can_grow):
+    """K4."""
+    with writing(a=10, b=10) as writer:
+        writer._schemas = Misfits(can_grow)
+        writer.misfits = {A: [("count",)]}
+        tick = writer.tick()
+        assert tick.rows == (10 if can_grow else 20)
+        assert tick.failed == {}
+        assert writer._schemas.added == [("count",)]
+        writer.misfits = {}
+        assert writer.tick().rows == (10 if can_grow else 0)
+
+
+def test_a_table_whose_columns_cannot_be_changed_now_stops_its_topic_only():
+    """K4."""
+
+    def away(table, misfits):
+        raise LakeUnavailableError("t", "change the columns of", "the catalog is away")
+
+    with writing(a=10, b=10) as writer:
+        writer._schemas = Misfits(can_grow=True)
+        writer._schemas.add_beside = away
+        writer.misfits = {A: [("count",)]}
+        tick = writer.tick()
+        assert (tick.rows, list(tick.failed)) == (10, [A])
+
+
 def test_a_spark_that_cannot_say_whether_it_lives_does_not():
     assert not is_alive(None)
     assert issubclass(SparkGoneError, Exception)
+
+
+def test_a_topic_that_is_stopped_for_a_day_takes_no_more_memory_and_its_lag_is_known():
+    """K8."""
+    progress = TopicProgress(A, None)
+    for second in range(86_400):
+        progress.saw(100 * (second + 1), float(second))
+    assert len(progress.seen) <= SEEN_MAX
+    assert progress.lag_s(86_400.0) == 86_400.0
+    progress.upto = 100 * 43_200
+    assert progress.lag_s(86_400.0) == pytest.approx(43_200, abs=200)
+    progress.upto = progress.next
+    assert progress.lag_s(86_400.0) == 0.0
 
 
 # --- epochs -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from ister.core.schemas.kinds import SchemaType
 from ister.core.schemas.protobuf import _KNOWN
 from ister.core.schemas.protobuf_text import parse_text
 from ister.core.schemas.schema import parse
-from ister.core.typed.decode import Decoders, shape_of
+from ister.core.typed.decode import Decoded, Decoders, first_of, shape_of
 from ister.core.typed.evolve import merge
 from ister.core.typed.shape import Struct
 
@@ -51,13 +51,31 @@ def table_of(*schemas):
     return table
 
 
+def decode_column(decoders, payloads, ids=None, versions=None):
+    """Return all pieces of a column as one."""
+    rows = len(payloads)
+    pieces = list(
+        decoders.decode_column(
+            pa.array(payloads, pa.binary()),
+            pa.array(ids or [None] * rows, pa.int64()),
+            pa.array(versions or [None] * rows, pa.int32()),
+        )
+    )
+    if not pieces:
+        return Decoded(pa.array([], decoders._type), pa.array([], pa.string()), [], [])
+    return Decoded(
+        pa.concat_arrays([one.values for one in pieces]),
+        pa.concat_arrays([one.errors for one in pieces]),
+        first_of({named for one in pieces for named in one.unknown}),
+        sorted({path for one in pieces for path in one.misfits}),
+    )
+
+
 def decoded(schema, *payloads, table=None):
     """Return each payload's value, or the error as a text that says so."""
     decoders = Decoders({(1, 1): schema}, table or table_of(schema), (1, 1))
     rows = len(payloads)
-    found = decoders.decode_column(
-        pa.array(payloads, pa.binary()), pa.nulls(rows, pa.uint64()), pa.nulls(rows, pa.uint32())
-    )
+    found = decode_column(decoders, payloads)
     found.values.validate(full=True)
     assert len(found.values) == len(found.errors) == rows
     return [

@@ -7,6 +7,7 @@ from ister.core.publish import Held
 from ister.core.tables import table_of
 from ister.lake.parquet import Written
 from ister.pipeline.client import BrokerRefusedError
+from ister.pipeline.job import JobFailedError
 from ister.pipeline.task import Done, Reach, Verdict
 from ister.pipeline.writer import TopicWriter, WriterSettings
 from ister.rpc import ister_v1_pb2 as pb
@@ -110,7 +111,10 @@ class FakeLake:
 
 
 class FakeWriter(TopicWriter):
-    """Says of works what `verdicts` has for their topics, else that they are written; `jobs` are those that it ran."""
+    """Says of works what `verdicts` has for their topics, else that they are written; `jobs` are those that it ran.
+
+    A job with messages of one of `killers` fails.
+    """
 
     def __init__(self, broker, lake, **settings):
         self.clock = SimpleNamespace(s=1000.0)
@@ -120,20 +124,28 @@ class FakeWriter(TopicWriter):
         self.verdicts = {}
         self.jobs = []
         self.trouble = None
+        self.killers = set()
+        self.can_run = True
+        self.misfits = {}
+
+    def _can_run(self):
+        return self.can_run
 
     def _run(self, works):
         self.jobs.append(works)
         if self.trouble is not None:
             raise self.trouble
+        if self.killers & {work.topic for work in works}:
+            raise JobFailedError("a worker was killed for its memory")
         return [
             (self.verdicts[work.topic], "it was told so")
             if work.topic in self.verdicts
-            else (Verdict.WRITTEN, written(work).to_json())
+            else (Verdict.WRITTEN, written(work, self.misfits.get(work.topic, [])).to_json())
             for work in works
         ]
 
 
-def written(work):
+def written(work, misfits=()):
     start, stop = work.sources[0].start, work.sources[-1].stop
     nothing = {}
     file = Written(
@@ -151,4 +163,4 @@ def written(work):
         nothing,
         nothing,
     )
-    return Done([file], [])
+    return Done([file], [], list(misfits))

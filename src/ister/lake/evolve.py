@@ -31,7 +31,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from ister.core.typed.evolve import AddField, merge
+from ister.core.typed.evolve import AddField, add_beside, merge
 from ister.core.typed.shape import Decimal, Field, List, Map, Opaque, Primitive, Struct
 from ister.lake.errors import CommitConflictError, LakeUnavailableError
 from ister.lake.schema import SCHEMA
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType
 
     from ister.core.typed.evolve import Change
+    from ister.core.typed.fit import Path
     from ister.core.typed.shape import Shape
     from ister.lake.commit import LakeTable
 
@@ -68,9 +69,10 @@ _TYPES: dict[Primitive, IcebergType] = {
 _SHAPES = {kind: shape for shape, kind in _TYPES.items() if shape is not Primitive.JSON}
 
 
-def evolve(table: LakeTable, wanted: Sequence[Struct]) -> Struct | None:
+def evolve(table: LakeTable, wanted: Sequence[Struct], misfits: Sequence[Path] = ()) -> Struct | None:
     """Have a table take the values of all these shapes; returns the shape of its column `value`.
 
+    `misfits` are columns in it that need another beside them, for values that do not fit.
     None when its user has columns of our names: they are left as they are.
     """
     for _ in range(TRIES):
@@ -84,6 +86,8 @@ def evolve(table: LakeTable, wanted: Sequence[Struct]) -> Struct | None:
         for one in wanted:
             shape, more = merge(shape, one)
             changes += more
+        shape, more = add_beside(shape, misfits)
+        changes += more
         if before is not None and not changes and not missing:
             return before
         try:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 VERSION_MIN = 17
 VERSION_TIMEOUT_S = 60
+_CAUSED_BY = "Caused by: "
 
 # The wheel's runtime has no vector module, and Java refuses to start when asked for a module that it does not have.
 _SHIM = """\
@@ -31,6 +32,14 @@ for word do
 done
 exec {java} "$@"
 """
+
+
+def cause_line(text: str) -> str:
+    """Return the line of an error of Java's that says what went wrong: its innermost cause, or else its first sentence."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line.removeprefix(_CAUSED_BY) for line in lines if line.startswith(_CAUSED_BY)]
+    said = [line for line in lines if not line.startswith(("An error occurred", "at ", "=="))]
+    return causes[-1] if causes else said[0] if said else ""
 
 
 class NoJavaError(PreconditionError):

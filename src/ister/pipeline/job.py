@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ister.core.errors import BusyError
+from ister.pipeline.java import cause_line
 from ister.pipeline.session import TICKS, in_pool
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ def run_job(
         raise (JobFailedError(cause) if is_alive(spark) else SparkGoneError(cause)) from error
 
 
+def can_run(spark: SparkSession, tasks: int) -> bool:
+    """Return True if a job that does nothing ends well, with a Python worker for each task."""
+    try:
+        run_job(spark, tasks, _nothing, "nothing long", "to see whether jobs run")
+    except JobFailedError:
+        return False
+    return True
+
+
 def is_alive(spark: SparkSession) -> bool:
     """Tell whether Spark can still run a job; asks Java, which may be gone itself."""
     try:
@@ -60,7 +70,9 @@ def is_alive(spark: SparkSession) -> bool:
         return False
 
 
+def _nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
 def _cause(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = next((line for line in lines if not line.startswith("An error occurred")), "")
-    return f"{type(error).__name__}: {said[:CAUSE_MAX]}"
+    return f"{type(error).__name__}: {cause_line(str(error))[:CAUSE_MAX]}"

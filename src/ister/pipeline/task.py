@@ -15,7 +15,7 @@ import sys
 import traceback
 import uuid
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from zipimport import zipimporter
 
 import pyarrow as pa
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from ister.core.columns import Scan
     from ister.core.typed.decode import Named
+    from ister.core.typed.fit import Path
     from ister.pipeline.typed import Typed
 
 READ_BYTES = 4 << 20
@@ -56,6 +57,10 @@ class Verdict(StrEnum):
     CORRUPT = "corrupt"
     FAILED = "failed"
     """A bug of ours, with its traceback."""
+
+
+Outcome: TypeAlias = tuple[Verdict, str]
+"""How a work ended: what was written, as `Done` writes it, or why not."""
 
 
 class Source(NamedTuple):
@@ -104,16 +109,22 @@ class Done(NamedTuple):
     files: list[Written]
     unknown: list[Named]
     """Schemas that its messages name and that it was not given; their rows have a decode_error."""
+    misfits: list[Path]
+    """Columns that lack one beside them for values that do not fit; their rows have a decode_error."""
 
     def to_json(self) -> str:
         """Write it as text, to come back from a task."""
-        return json.dumps([[one.to_json() for one in self.files], self.unknown])
+        return json.dumps([[one.to_json() for one in self.files], self.unknown, self.misfits])
 
     @classmethod
     def from_json(cls, text: str) -> Done:
         """Read what `to_json` wrote."""
-        files, unknown = json.loads(text)
-        return cls([Written.from_json(one) for one in files], [(schema_id, version) for schema_id, version in unknown])
+        files, unknown, misfits = json.loads(text)
+        return cls(
+            [Written.from_json(one) for one in files],
+            [(schema_id, version) for schema_id, version in unknown],
+            [tuple(path) for path in misfits],
+        )
 
 
 def run_tasks(
@@ -144,7 +155,7 @@ def ease_reuse() -> None:
         gc.freeze()
 
 
-def outcome_of(work: Work, reach: Reach) -> tuple[Verdict, str]:
+def outcome_of(work: Work, reach: Reach) -> Outcome:
     """Do one work, and say how it ended."""
     try:
         done = do(work, reach)
@@ -167,12 +178,12 @@ def do(work: Work, reach: Reach) -> Done:
     written = write_files(
         reach.files,
         work.location,
-        rows if values is None else (values.add_to(batch) for batch in rows),
+        rows if values is None else (piece for batch in rows for piece in values.add_to(batch)),
         partition=work.partition,
         name=uuid.uuid4().hex,
         target_bytes=work.target_bytes,
     )
-    return Done(written, [] if values is None else values.unknown)
+    return Done(written, [], []) if values is None else Done(written, values.unknown, sorted(values.misfits))
 
 
 def decoded(source: Source, reach: Reach) -> Iterator[pa.RecordBatch]:

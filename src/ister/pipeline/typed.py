@@ -16,14 +16,16 @@ from ister.core.errors import IsterError
 from ister.core.schemas import SchemaType
 from ister.core.schemas.schema import parse
 from ister.core.typed.decode import Decoders, first_of, shape_of
+from ister.core.typed.evolve import has_beside
 from ister.lake.evolve import DECODE_ERROR, VALUE, evolve, own_columns, value_shape
 from ister.lake.schema import arrow_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from ister.core.schemas.schema import Schema
     from ister.core.typed.decode import Named, Version
+    from ister.core.typed.fit import Path
     from ister.lake.table import LakeTable
     from ister.pipeline.client import BrokerClient
     from ister.rpc import ister_v1_pb2 as pb
@@ -69,16 +71,23 @@ class Schemas:
     def meet(self, table: LakeTable, named: Iterable[Named]) -> int:
         """Ask for schemas that messages name and that their topic does not follow now; returns how many there are.
 
+        Another partition of the table may have met them in the same tick: they count for both, as no task had them.
         One that is not there may be registered later, so that is not remembered.
         """
         met = self._met.setdefault(table.identifier, set())
-        before = len(met)
+        there = 0
         for schema_id, version in named:
             if len(met) < MET_MAX and schema_id > 0 and (version is None or version > 0):
                 found = self._find(schema_id, version or 0)
                 if found is not None and self._known[found] is not None:
                     met.add(found)
-        return len(met) - before
+                    there += 1
+        return there
+
+    def add_beside(self, table: LakeTable, misfits: Collection[Path]) -> bool:
+        """Give a table the columns that its rows lacked for values that do not fit; return True if it has some of them now."""
+        shape = evolve(table, (), sorted(misfits))
+        return shape is not None and any(has_beside(shape, path) for path in misfits)
 
     def _key(self, latest: Version, table: LakeTable) -> tuple[Version, int, int]:
         return (latest, table.schema.schema_id, len(self._met.get(table.identifier, ())))
@@ -133,18 +142,23 @@ class Values:
         self._columns, self._decoders = _prepared(typed)
         self.unknown: list[Named] = []
         """Schemas that rows name and that we were not given: the first of them."""
+        self.misfits: set[Path] = set()
+        """Columns that lack one beside them for values that do not fit."""
 
-    def add_to(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Decode the payloads of some rows."""
-        decoded = self._decoders.decode_column(
+    def add_to(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Decode the payloads of some rows; gives them in pieces, where their values are large."""
+        columns, start = self._columns, 0
+        for decoded in self._decoders.decode_column(
             rows.column("payload"), rows.column("schema_id"), rows.column("schema_version")
-        )
-        self.unknown = first_of({*self.unknown, *decoded.unknown})
-        columns = self._columns
-        found = dict(zip(rows.schema.names, rows.columns, strict=True))
-        found[VALUE] = decoded.values.cast(columns.field(VALUE).type)
-        found[DECODE_ERROR] = decoded.errors
-        return pa.RecordBatch.from_arrays([found[name] for name in columns.names], schema=columns)
+        ):
+            self.unknown = first_of({*self.unknown, *decoded.unknown})
+            self.misfits.update(decoded.misfits)
+            piece = rows.slice(start, len(decoded.values))
+            start += len(decoded.values)
+            found = dict(zip(piece.schema.names, piece.columns, strict=True))
+            found[VALUE] = decoded.values.cast(columns.field(VALUE).type)
+            found[DECODE_ERROR] = decoded.errors
+            yield pa.RecordBatch.from_arrays([found[name] for name in columns.names], schema=columns)
 
 
 @lru_cache(maxsize=256)

@@ -22,10 +22,10 @@ from ister.lake.errors import LakeUnavailableError
 from ister.lake.evolve import DECODE_ERROR
 from ister.lake.files import open_io
 from ister.pipeline.client import BrokerRefusedError, BrokerUnavailableError, frames_start
-from ister.pipeline.job import JobFailedError, run_job
+from ister.pipeline.job import JobFailedError, can_run, run_job
 from ister.pipeline.plan import Choice, bytes_of, chosen, place_of, tasks_of, works_of
 from ister.pipeline.progress import TopicProgress
-from ister.pipeline.task import OUTCOMES_SQL, Done, Reach, Verdict, Work, run_tasks
+from ister.pipeline.task import OUTCOMES_SQL, Done, Outcome, Reach, Verdict, Work, run_tasks
 from ister.pipeline.typed import Schemas
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from ister.core.names import TopicName
     from ister.core.typed.decode import Named
+    from ister.core.typed.fit import Path
     from ister.lake.parquet import Written
     from ister.lake.table import Lake, LakeTable
     from ister.pipeline.client import BrokerClient
@@ -290,19 +291,8 @@ class TopicWriter:
         self._tries.clear()
         self._type(ready)
         shares = self._plan([one for one, failure in zip(ready, before, strict=True) if one.failure is failure])
-        works = [work for share in shares for work in share.works]
-        try:
-            outcomes = self._run(works)
-        except JobFailedError:
-            # Files that its tasks had written are on the disk until orphans are removed: the next try writes fewer.
-            self._tick_bytes = max(SPLIT_BYTES, self._tick_bytes // 2)
-            raise
-        self._tick_bytes = min(TICK_BYTES, 2 * self._tick_bytes)
         by_table: dict[tuple[TopicName, int], list[_Part]] = {}
-        at = 0
-        for share in shares:
-            ended = outcomes[at : at + len(share.works)]
-            at += len(share.works)
+        for share, ended in self._run_all(shares):
             part = self._gather(share, ended)
             if part.stop > part.start:
                 by_table.setdefault(share.progress.place.table, []).append(part)
@@ -373,7 +363,7 @@ class TopicWriter:
             generation,
             progress.upto,
             split_bytes=SPLIT_BYTES,
-            splits_max=max(1, self._tick_bytes // SPLIT_BYTES),
+            splits_max=1 if progress.runs_apart else max(1, self._tick_bytes // SPLIT_BYTES),
         )
         return spans.splits
 
@@ -383,7 +373,53 @@ class TopicWriter:
         works = works_of(progress.name, place.partition, location, splits, target_bytes, cores, progress.typed)
         return _Share(progress, progress.upto, works)
 
-    def _run(self, works: Sequence[Work]) -> list[tuple[Verdict, str]]:
+    def _run_all(self, shares: Sequence[_Share]) -> list[tuple[_Share, list[Outcome]]]:
+        """Run one job for all topics, and one each for those whose last one failed; returns how their works ended.
+
+        When a job fails although Spark can run jobs, halves of its topics are run, and halves of those: so the topics
+        whose messages end workers are found, and fail, and the others go on.
+        """
+        together = [one for one in shares if not one.progress.runs_apart]
+        apart = [one for one in shares if one.progress.runs_apart]
+        tick_bytes = min(TICK_BYTES, 2 * self._tick_bytes)
+        # Files that the tasks of a failed job had written are on the disk until orphans are removed: the next try writes fewer.
+        halved = max(SPLIT_BYTES, self._tick_bytes // 2)
+        try:
+            ended = self._run_shares(together)
+        except JobFailedError as error:
+            self._tick_bytes = tick_bytes = halved
+            if len(shares) == 1 or not self._can_run():
+                raise
+            ended = self._run_halves(together, error)
+        for one in apart:
+            found = self._run_halves([one], None)
+            ended += found
+            tick_bytes = tick_bytes if found else halved
+        self._tick_bytes = tick_bytes
+        return ended
+
+    def _run_halves(self, shares: Sequence[_Share], error: JobFailedError | None) -> list[tuple[_Share, list[Outcome]]]:
+        """Run the topics of a job that failed by halves; without an error, the whole first."""
+        if error is None:
+            try:
+                return self._run_shares(shares)
+            except JobFailedError as failed:
+                error = failed
+        if len(shares) == 1:
+            shares[0].progress.fail(str(error), self.now(), apart=True)
+            return []
+        middle = len(shares) // 2
+        return self._run_halves(shares[:middle], None) + self._run_halves(shares[middle:], None)
+
+    def _run_shares(self, shares: Sequence[_Share]) -> list[tuple[_Share, list[Outcome]]]:
+        outcomes = iter(self._run([work for share in shares for work in share.works]))
+        return [(share, [next(outcomes) for _ in share.works]) for share in shares]
+
+    def _can_run(self) -> bool:
+        """Return True if Spark runs a job that does nothing: then one that failed did so for what it was to do."""
+        return can_run(self._spark, self._settings.cores)
+
+    def _run(self, works: Sequence[Work]) -> list[Outcome]:
         """Run one Spark job; returns how each work ended, in their order."""
         if not works:
             return []
@@ -393,7 +429,7 @@ class TopicWriter:
         ended = {row.work: (Verdict(row.verdict), row.text) for row in rows}
         return [ended[number] for number in range(len(works))]
 
-    def _gather(self, share: _Share, outcomes: Sequence[tuple[Verdict, str]]) -> _Part:
+    def _gather(self, share: _Share, outcomes: Sequence[Outcome]) -> _Part:
         """Take what was written, as far as it has no hole; what comes behind one is written again at the next tick."""
         progress, stop = share.progress, share.start
         done: list[Done] = []
@@ -415,7 +451,9 @@ class TopicWriter:
             progress.bytes_a_row = bytes_of(work) / rows
             stop = work.sources[-1].stop
             done.append(one)
-        if self._meets(progress, {named for one in done for named in one.unknown}):
+        unknown = {named for one in done for named in one.unknown}
+        misfits = {path for one in done for path in one.misfits}
+        if self._meets(progress, unknown) or self._makes_room(progress, misfits):
             self._discard(share, outcomes[: len(done)])
             return _Part(progress, share.start, share.start, [], 0)
         files = [file for one in done for file in one.files]
@@ -438,7 +476,26 @@ class TopicWriter:
             log.info("schemas_met", topic=progress.name, schemas=met)
         return met > 0
 
-    def _discard(self, share: _Share, outcomes: Iterable[tuple[Verdict, str]]) -> None:
+    def _makes_room(self, progress: TopicProgress, misfits: set[Path]) -> bool:
+        """Return True if messages are to be decoded once more, with new columns for values that do not fit.
+
+        A table that can have no more columns keeps their rows, with an error.
+        """
+        if not misfits:
+            return False
+        table = self._tables[progress.place.table]
+        try:
+            has_room = self._schemas.add_beside(table, misfits)
+        except FencedError:
+            raise
+        except Exception as error:  # noqa: BLE001  # the root of a topic: the others go on
+            progress.fail(_said(error), self.now())
+            return True
+        if has_room:
+            log.info("columns_added_beside", topic=progress.name, columns=len(misfits))
+        return has_room
+
+    def _discard(self, share: _Share, outcomes: Iterable[Outcome]) -> None:
         """Delete what was written and will not be offered: while a hole is there, every tick writes what is behind it."""
         location = self._tables[share.progress.place.table].location
         files = open_io(self._settings.reach.whole().files, location)

@@ -13,19 +13,20 @@ from ister.core.schemas.json_schema import JsonSchema
 from ister.core.schemas.plain import PlainSchema
 from ister.core.schemas.protobuf import ProtobufSchema
 from ister.core.typed import of_avro, of_json, of_protobuf
-from ister.core.typed.fit import UndecodableError, fitter
-from ister.core.typed.shape import arrow_type
+from ister.core.typed.fit import CELLS_MAX, RowState, UndecodableError, fitter
+from ister.core.typed.shape import arrow_type, columns_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ister.core.schemas.schema import Schema
-    from ister.core.typed.fit import Value
+    from ister.core.typed.fit import Path, Value
     from ister.core.typed.shape import Struct
 
 PAYLOAD_BYTES_MAX: Final = 16 << 20
 """Bytes of a payload that is decoded: decoded, it takes many times its size. A larger one is kept as it is."""
 ROWS_AT_ONCE: Final = 4_096
+"""Rows that are built at once, at most; fewer where CELLS_MAX cells are reached before."""
 UNKNOWN_MAX: Final = 64
 """How many schemas that a column names and nobody gave are told; those of the lowest ids, which a registry gives first."""
 
@@ -44,6 +45,8 @@ class Decoded:
     errors: pa.StringArray
     unknown: list[Named]
     """Schemas that messages name and that were not given: the first of them."""
+    misfits: list[Path]
+    """Columns that could not take a value of theirs, and have no column beside them for it."""
 
 
 def first_of(unknown: Iterable[Named]) -> list[Named]:
@@ -66,13 +69,13 @@ def shape_of(schema: Schema) -> Struct | None:
             assert_never(schema)
 
 
-def decoder(schema: Schema, table: Struct) -> Decode | None:
+def decoder(schema: Schema, table: Struct, state: RowState) -> Decode | None:
     """Return what makes a row of a payload, or raises UndecodableError; None when a schema's values have no shape."""
     wanted = shape_of(schema)
     if wanted is None:
         return None
     read = _reader(schema)
-    fit = fitter(wanted, table)
+    fit = fitter(wanted, table, state)
 
     def decode(payload: bytes) -> Value:
         if len(payload) > PAYLOAD_BYTES_MAX:
@@ -100,25 +103,38 @@ class Decoders:
             self._newest[name] = max(version, self._newest.get(name, version))
         self._known: dict[Named, Decode | None] = {}
         self._unknown: set[Named] = set()
+        self._state = RowState()
+        self._width = columns_in(table)
 
-    def decode_column(self, payloads: pa.Array, ids: pa.Array, versions: pa.Array) -> Decoded:
-        """Decode a column of payloads; a null has no value, and neither has what a schema without a shape wrote."""
-        values: list[pa.Array] = [pa.array([], self._type)]
+    def decode_column(self, payloads: pa.Array, ids: pa.Array, versions: pa.Array) -> Iterator[Decoded]:
+        """Decode a column of payloads piece by piece; a null has no value, and neither has what a schema without a shape wrote.
+
+        Memory is bounded by what is built, not by what came in: a payload of 3 KB may be a list of thousands of structs
+        of hundreds of columns. A piece ends where CELLS_MAX cells are reached, and whoever takes it can write it out.
+        """
+        start = 0
+        while start < len(payloads):
+            piece = self._decode_piece(payloads[start:], ids[start:], versions[start:])
+            yield piece
+            start += len(piece.values)
+
+    def _decode_piece(self, payloads: pa.Array, ids: pa.Array, versions: pa.Array) -> Decoded:
+        """Decode as many of the first payloads as are built at once."""
+        rows: list[Value] = []
         errors: list[str | None] = []
+        cells = 0
         self._unknown.clear()
-        for start in range(0, len(payloads), ROWS_AT_ONCE):
-            rows: list[Value] = []
-            for payload, schema_id, version in zip(
-                payloads[start : start + ROWS_AT_ONCE].to_pylist(),
-                ids[start : start + ROWS_AT_ONCE].to_pylist(),
-                versions[start : start + ROWS_AT_ONCE].to_pylist(),
-                strict=True,
-            ):
-                value, error = self._decode(payload, schema_id, version)
-                rows.append(value)
-                errors.append(error)
-            values.append(_built(rows, errors, start, self._type))
-        return Decoded(pa.concat_arrays(values), pa.array(errors, pa.string()), first_of(self._unknown))
+        self._state.misfits.clear()
+        for payload, schema_id, version in zip(payloads[:ROWS_AT_ONCE], ids, versions, strict=False):
+            self._state.begin()
+            value, error = self._decode(payload.as_py(), schema_id.as_py(), version.as_py())
+            rows.append(value)
+            errors.append(error)
+            cells += self._width + self._state.cells_filled()
+            if cells >= CELLS_MAX:
+                break
+        values = _built(rows, errors, self._type)
+        return Decoded(values, pa.array(errors, pa.string()), first_of(self._unknown), sorted(self._state.misfits))
 
     def _decode(self, payload: bytes | None, schema_id: int | None, version: int | None) -> tuple[Value, str | None]:
         if payload is None:
@@ -140,7 +156,7 @@ class Decoders:
         if schema is None:
             self._unknown.add(key)
             raise UndecodableError(f"there is no schema {schema_id}{'' if version is None else f', version {version}'}")
-        self._known[key] = decoder(schema, self._table)
+        self._known[key] = decoder(schema, self._table, self._state)
         return self._known[key]
 
 
@@ -156,7 +172,7 @@ def _reader(schema: Schema) -> Decode:
             raise AssertionError(schema)
 
 
-def _built(rows: list[Value], errors: list[str | None], start: int, kind: pa.DataType) -> pa.Array:
+def _built(rows: list[Value], errors: list[str | None], kind: pa.DataType) -> pa.Array:
     """Make a column of rows; if Arrow refuses one (half a character), of those that it takes."""
     try:
         return pa.array(rows, kind)
@@ -167,7 +183,7 @@ def _built(rows: list[Value], errors: list[str | None], start: int, kind: pa.Dat
             pa.array([row], kind)
         except _REFUSALS as error:
             rows[index] = None
-            errors[start + index] = f"holds what no column can: {_why(error)}"
+            errors[index] = f"holds what no column can: {_why(error)}"
     return pa.array(rows, kind)
 
 

@@ -3,7 +3,7 @@
 A field that the table lacks is added. A column widens where Iceberg can (int to long, float to double, decimals to more
 digits) and all that was written and will be written fits. Where it does not fit, the column stays as it is and gets
 another beside it, `<column>_as_json`, which takes any value as JSON; a value goes there only if its own column cannot take
-it without loss (fit.py). What is in a list or a map has no room beside it: then the list's or map's column gets it. A
+it without loss (fit.py). The same column is made on demand when a value comes that does not fit, whatever its schema says. What is in a list or a map has no room beside it: then the list's or map's column gets it. A
 column that the table's user added, of a type that we do not write, is one that fits nothing.
 
 Merging the same twice changes nothing more, and what fitted a table's shape fits every later one.
@@ -18,13 +18,13 @@ from ister.core.typed.naming import beside, column_for, column_in
 from ister.core.typed.shape import DECIMAL_DIGITS_MAX, Decimal, Field, List, Map, Primitive, Struct, columns_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ister.core.typed.fit import Path
     from ister.core.typed.shape import Shape
 
 TABLE_COLUMNS_MAX: Final = 4_000
 """Columns of a table's value, over all versions; a field beyond has none, and rows that have it say so."""
-
-Path: TypeAlias = tuple[str, ...]
-"""Names of columns from the root; what is in a list is `element`, in a map `value`, as Iceberg has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,30 @@ def merge(table: Struct, wanted: Struct) -> tuple[Struct, list[Change]]:
     """Return a table's shape that also takes a schema's values, and how to get there."""
     growth = _Growth(TABLE_COLUMNS_MAX - columns_in(table))
     return growth.struct(table, wanted, ()), growth.changes
+
+
+def add_beside(table: Struct, columns: Iterable[Path]) -> tuple[Struct, list[Change]]:
+    """Return a table's shape with a column beside each of these that has none, and how to get there."""
+    growth = _Growth(TABLE_COLUMNS_MAX - columns_in(table))
+    for path in columns:
+        table = growth.beside(table, path, ())
+    return table, growth.changes
+
+
+def has_beside(table: Shape, path: Path) -> bool:
+    """Return True if the column at a path has another beside it."""
+    match table:
+        case Struct():
+            columns = {one.name: one.shape for one in table.fields}
+            if len(path) == 1:
+                return beside(path[0]) in columns
+            return path[0] in columns and has_beside(columns[path[0]], path[1:])
+        case List():
+            return has_beside(table.element, path[1:])
+        case Map():
+            return has_beside(table.value, path[1:])
+        case _:
+            return False
 
 
 def takes_all(table: Shape, wanted: Shape) -> bool:
@@ -90,6 +114,29 @@ class _Growth:
                 elif beside(name) not in columns:
                     self._add(columns, beside(name), Primitive.JSON, path, seen)
         return Struct(tuple(Field(name, shape) for name, shape in columns.items()))
+
+    def beside(self, table: Struct, below: Path, path: Path) -> Struct:
+        """Add a column beside the one at `below`, unless there is one, or no room, or the path leads nowhere."""
+        columns = {one.name: one.shape for one in table.fields}
+        name, *rest = below
+        if name not in columns:
+            return table
+        if rest:
+            columns[name] = self._beside_under(columns[name], tuple(rest), (*path, name))
+        elif beside(name).lower() not in {one.lower() for one in columns}:
+            self._add(columns, beside(name), Primitive.JSON, path, set())
+        return Struct(tuple(Field(one, shape) for one, shape in columns.items()))
+
+    def _beside_under(self, table: Shape, below: Path, path: Path) -> Shape:
+        match table:
+            case Struct():
+                return self.beside(table, below, path)
+            case List():
+                return List(self._beside_under(table.element, below[1:], (*path, below[0])))
+            case Map():
+                return Map(self._beside_under(table.value, below[1:], (*path, below[0])))
+            case _:
+                return table
 
     def _add(self, columns: dict[str, Shape], name: str | None, shape: Shape, path: Path, seen: set[str]) -> None:
         if name is None:

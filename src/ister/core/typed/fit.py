@@ -4,8 +4,12 @@ A value comes as its schema's shape has it: a struct as a dict by the schema's n
 timestamps in microseconds. Nothing about it is trusted, for a payload in JSON may hold anything anywhere.
 
 Numbers are placed one by one, by what they are: 3.0 fits a column of longs and 3.5 does not. Everything else is placed by
-its type. As JSON, bytes are base64; decimals, dates and timestamps are texts; what is no finite number is `NaN`, `Infinity`
-or `-Infinity`, as a text.
+its type. A number of JSON with a point or an exponent stays as it was written until its column is known (`Number`): a
+column of doubles takes the nearest double, every other column only the exact value. As JSON it is written as it came; bytes
+are base64; decimals, dates and timestamps are texts; what is no finite number is `NaN`, `Infinity` or `-Infinity`, as a text.
+
+A value that does not fit and has no column beside its own is a misfit: the row has an error, and the column's path is
+noted in `RowState.misfits`, so that the table can get that column (evolve.add_beside) and the row be decoded again.
 """
 
 from __future__ import annotations
@@ -27,13 +31,18 @@ if TYPE_CHECKING:
     from ister.core.schemas.document import Json
     from ister.core.typed.shape import Shape
 
-Value: TypeAlias = (
-    "bool | int | float | str | bytes | decimal.Decimal | list[Value] | tuple[str, Value] | dict[str, Value] | None"
-)
+Value: TypeAlias = "bool | int | float | Number | str | bytes | decimal.Decimal | list[Value] | tuple[str, Value] | dict[str, Value] | None"
 Fit: TypeAlias = Callable[[Value], Value]
+Path: TypeAlias = tuple[str, ...]
+"""Names of columns from the root; what is in a list is `element`, in a map `value`, as Iceberg has it."""
 
 CELLS_MAX: Final = 1 << 20
 """Cells under lists and maps that one row may fill: a struct of 1,000 columns is three bytes of JSON in a list."""
+TEXT_BYTES_MAX: Final = 64 << 20
+"""Characters and bytes that one row may fill: a symbol of an enum is one byte of Avro, however long its name is."""
+CELL_BYTES: Final = 8
+"""Bytes of a cell, about."""
+MISFITS_MAX: Final = 1_000
 SHOWN_MAX: Final = 50
 _PATH_MAX: Final = 120
 
@@ -64,27 +73,95 @@ class UndecodableError(Exception):
         return UndecodableError(self.reason, f"{place}{self.path}"[:_PATH_MAX])
 
 
-class Cells:
-    """What is left of the cells that one row may fill."""
+class Number:
+    """A number of JSON as it was written: one with a point or an exponent, or with thousands of digits."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        """Return it as it was written."""
+        return self.text
+
+    def exact(self) -> decimal.Decimal:
+        """Return its value, or raise UndecodableError when even a decimal cannot hold it."""
+        try:
+            return decimal.Decimal(self.text)
+        except decimal.DecimalException:
+            raise UndecodableError(f"{_shown(self)} is out of range") from None
+
+
+class RowState:
+    """What the row at hand may still fill, and the columns that could not take its values."""
+
+    __slots__ = ("cells_left", "error", "misfits", "text_left")
 
     def __init__(self) -> None:
-        self.left = CELLS_MAX
+        self.misfits: set[Path] = set()
+        """Columns that lack one beside them, of all rows so far."""
+        self.begin()
 
-    def take(self, cells: int) -> None:
+    def begin(self) -> None:
+        """Begin a row."""
+        self.cells_left = CELLS_MAX
+        self.text_left = TEXT_BYTES_MAX
+        self.error: UndecodableError | None = None
+
+    def take_cells(self, cells: int) -> None:
         """Take so many cells, or raise."""
-        self.left -= cells
-        if self.left < 0:
+        if cells > self.cells_left:
             raise UndecodableError(f"holds more than {CELLS_MAX} values")
+        self.cells_left -= cells
+
+    def take_text(self, size: int) -> None:
+        """Take so many characters or bytes, or raise."""
+        if size > self.text_left:
+            raise UndecodableError(f"holds more than {TEXT_BYTES_MAX} bytes of texts")
+        self.text_left -= size
+
+    def cells_filled(self) -> int:
+        """Return how much the row has filled, in cells; columns outside of lists and maps are not counted."""
+        return CELLS_MAX - self.cells_left + (TEXT_BYTES_MAX - self.text_left) // CELL_BYTES
+
+    def misfit(self, column: Path | None, error: UndecodableError) -> None:
+        """Note that a column could not take a value; None when there is no such column."""
+        self.error = self.error or error
+        if column is not None and len(self.misfits) < MISFITS_MAX:
+            self.misfits.add(column)
 
 
-def fitter(wanted: Struct, table: Struct) -> Fit:
+class FieldBudget:
+    """How many fields a payload may still give: one that is null in Avro or not set in proto3 takes no bytes of it."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def begin(self, payload: bytes) -> None:
+        """Begin a payload."""
+        self._left = len(payload) + CELLS_MAX
+
+    def take(self, fields: int) -> None:
+        """Take so many fields, or raise."""
+        self._left -= fields
+        if self._left < 0:
+            raise UndecodableError(f"gives over {CELLS_MAX} fields more than it has bytes")
+
+
+def fitter(wanted: Struct, table: Struct, state: RowState | None = None) -> Fit:
     """Return what makes a row of a table's shape of a value of a schema's; it raises UndecodableError."""
-    cells = Cells()
-    fit = _struct(wanted, table, cells)
+    state = RowState() if state is None else state
+    fit = _struct(wanted, table, state, (), "")
 
     def whole(value: Value) -> Value:
-        cells.left = CELLS_MAX
-        return fit(value)
+        state.begin()
+        row = fit(value)
+        if state.error is not None:
+            raise state.error
+        return row
 
     return whole
 
@@ -123,28 +200,28 @@ def as_json(shape: Shape) -> Callable[[Value], Json]:
             )
 
 
-def _fit(wanted: Shape, table: Shape, cells: Cells) -> Fit | None:
+def _fit(wanted: Shape, table: Shape, state: RowState, path: Path, place: str) -> Fit | None:
     """Return what puts values of one shape into a column of another, None when none of them can be."""
     match table, wanted:
         case Primitive.JSON, _:
-            return _text_of(wanted)
+            return _text_of(wanted, state)
         case Struct(), Struct():
-            return _struct(wanted, table, cells)
+            return _struct(wanted, table, state, path, place)
         case List(), List():
-            element = _fit(wanted.element, table.element, cells)
-            return None if element is None else _list(element, columns_in(table.element), cells)
+            element = _fit(wanted.element, table.element, state, (*path, "element"), f"{place}[]")
+            return None if element is None else _list(element, columns_in(table.element), state)
         case Map(), Map():
-            value = _fit(wanted.value, table.value, cells)
-            return None if value is None else _map(value, columns_in(table.value), cells)
+            value = _fit(wanted.value, table.value, state, (*path, "value"), f"{place}{{}}")
+            return None if value is None else _map(value, columns_in(table.value), state)
         case (Decimal() | Primitive(), Decimal() | Primitive()) if _is_number(table) and _is_number(wanted):
             return _number(table)
         case Primitive(), _ if table is wanted:
-            return _single(table)
+            return _sized(table, state) if table in _SIZED else _single(table)
         case _:
             return None
 
 
-def _struct(wanted: Struct, table: Struct, cells: Cells) -> Fit:
+def _struct(wanted: Struct, table: Struct, state: RowState, path: Path, place: str) -> Fit:
     columns = {one.name: one.shape for one in table.fields}
     places: list[tuple[str, str, Fit, str, Fit | None]] = []
     seen: set[str] = set()
@@ -155,33 +232,36 @@ def _struct(wanted: Struct, table: Struct, cells: Cells) -> Fit:
             continue
         seen.add(column)
         spare = beside(column)
-        text = _text_of(one.shape) if spare in columns else None
-        places.append((one.name, column, _fit(one.shape, columns[column], cells) or _misfit, spare, text))
+        text = _text_of(one.shape, state) if columns.get(spare) in _TEXTS else None
+        fit_one = _fit(one.shape, columns[column], state, (*path, column), f"{place}.{one.name}")
+        places.append((one.name, column, fit_one or _misfit, spare, text))
 
     def fit(value: Value) -> Value:
         if type(value) is not dict:
             raise _not("an object", value)
         row: dict[str, Value] = {}
-        for name, column, place, spare, text in places:
+        for name, column, fit_one, spare, text in places:
             inner = value.get(name)
             if inner is None:
                 continue
             try:
-                row[column] = place(inner)
+                row[column] = fit_one(inner)
             except UndecodableError as error:
-                if text is None:
-                    raise error.under(f".{name}") from None
-                row[spare] = text(inner)
+                if text is not None:
+                    row[spare] = text(inner)
+                else:
+                    lacks = None if not column or spare in columns else (*path, column)
+                    state.misfit(lacks, error.under(f"{place}.{name}"))
         return row
 
     return fit
 
 
-def _list(element: Fit, width: int, cells: Cells) -> Fit:
+def _list(element: Fit, width: int, state: RowState) -> Fit:
     def fit(value: Value) -> Value:
         if type(value) is not list:
             raise _not("a list", value)
-        cells.take(width * len(value))
+        state.take_cells(width * len(value))
         try:
             return [None if one is None else element(one) for one in value]
         except UndecodableError as error:
@@ -190,15 +270,29 @@ def _list(element: Fit, width: int, cells: Cells) -> Fit:
     return fit
 
 
-def _map(inner: Fit, width: int, cells: Cells) -> Fit:
+def _map(inner: Fit, width: int, state: RowState) -> Fit:
     def fit(value: Value) -> Value:
         if type(value) is not dict:
             raise _not("an object", value)
-        cells.take(width * len(value))
+        state.take_cells(width * len(value))
+        state.take_text(sum(map(len, value)))
         try:
             return [(name, None if one is None else inner(one)) for name, one in value.items()]
         except UndecodableError as error:
             raise error.under("{}") from None
+
+    return fit
+
+
+def _sized(kind: Primitive, state: RowState) -> Fit:
+    """Return what takes texts or bytes, and counts how long they are."""
+    word, python = _SINGLE[kind]
+
+    def fit(value: Value) -> Value:
+        if type(value) is not python:
+            raise _not(word, value)
+        state.take_text(len(value))  # type: ignore[arg-type]  # it is a str or bytes
+        return value
 
     return fit
 
@@ -240,20 +334,27 @@ def _number(table: Shape) -> Fit:
 
 
 def _whole(low: int, high: int, value: Value) -> int:
+    if isinstance(value, Number):
+        value = value.exact()
     if isinstance(value, bool) or not isinstance(value, int | float | decimal.Decimal):
         raise _not("a number", value)
     if isinstance(value, float) and not value.is_integer():
         raise UndecodableError(f"{_shown(value)} is no integer")
-    if isinstance(value, decimal.Decimal) and value != value.to_integral_value():
-        raise UndecodableError(f"{_shown(value)} is no integer")
     if not low <= value <= high:
         raise UndecodableError(f"{_shown(value)} is out of range")
+    if isinstance(value, decimal.Decimal) and value != value.to_integral_value():
+        raise UndecodableError(f"{_shown(value)} is no integer")
     return int(value)
 
 
 def _double(value: Value) -> float:
     if type(value) is float:
         return value
+    if isinstance(value, Number):
+        number = float(value.text)
+        if math.isinf(number):
+            raise UndecodableError(f"{_shown(value)} is too large for a double")
+        return number
     if isinstance(value, bool) or not isinstance(value, int | decimal.Decimal):
         raise _not("a number", value)
     try:
@@ -266,7 +367,7 @@ def _double(value: Value) -> float:
 
 
 def _float(value: Value) -> float:
-    number = _double(value)
+    number = _double(value.exact() if isinstance(value, Number) else value)
     if math.isfinite(number):
         try:
             same = struct.unpack("<f", struct.pack("<f", number))[0] == number
@@ -278,6 +379,8 @@ def _float(value: Value) -> float:
 
 
 def _decimal(table: Decimal, value: Value) -> decimal.Decimal:
+    if isinstance(value, Number):
+        value = value.exact()
     if isinstance(value, bool) or not isinstance(value, int | float | decimal.Decimal):
         raise _not("a number", value)
     try:
@@ -294,16 +397,41 @@ def _too_many_digits(table: Decimal, value: Value) -> str:
     return f"{_shown(value)} cannot be a decimal({table.precision},{table.scale}) without loss"
 
 
-def _text_of(wanted: Shape) -> Fit:
+def _text_of(wanted: Shape, state: RowState) -> Fit:
     convert = as_json(wanted)
 
     def fit(value: Value) -> Value:
         try:
-            return json.dumps(convert(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            text = _written(convert(value))
         except (ValueError, TypeError):
             raise UndecodableError("holds what is no JSON") from None
+        state.take_text(len(text))
+        return text
 
     return fit
+
+
+def _written(value: Json) -> str:
+    """Write JSON: by Python's encoder, which is quick and does not know `Number`, or else value by value."""
+    try:
+        return _encode(value)
+    except TypeError:
+        return _written_by_value(value)
+
+
+def _written_by_value(value: Json | Number) -> str:
+    match value:
+        case Number():
+            return value.text
+        case dict():
+            return f"{{{','.join(f'{_encode(name)}:{_written_by_value(one)}' for name, one in value.items())}}}"
+        case list():
+            return f"[{','.join(map(_written_by_value, value))}]"
+        case _:
+            return _encode(value)
+
+
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def _number_as_json(value: Value) -> Json:
@@ -354,6 +482,8 @@ def _shown(value: Value) -> str:
     return repr("".join(one if one.isprintable() else "?" for one in cut)) if isinstance(value, str) else cut
 
 
+_SIZED: Final = frozenset({Primitive.STRING, Primitive.BINARY})
+_TEXTS: Final = frozenset({Primitive.JSON, Primitive.STRING})
 _SINGLE: Final[dict[Primitive, tuple[str, type]]] = {
     Primitive.BOOLEAN: ("a boolean", bool),
     Primitive.STRING: ("a string", str),

@@ -32,7 +32,7 @@ from ister.core.typed.avro_wire import (
     time_of_day,
     uuid,
 )
-from ister.core.typed.fit import UndecodableError, as_json
+from ister.core.typed.fit import FieldBudget, UndecodableError, as_json
 from ister.core.typed.shape import DECIMAL_DIGITS_MAX, Decimal, Field, List, Map, Primitive, Room, Struct, rooted
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def reader(schema: AvroSchema) -> Callable[[bytes], Value]:
 
     def whole(payload: bytes) -> Value:
         reading.items_left = len(payload) + ITEMS_SPARE
+        reading.fields.begin(payload)
         try:
             value, stop = read(payload, 0)
         except (IndexError, struct.error):
@@ -162,6 +163,7 @@ class _Reading:
 
     def __init__(self) -> None:
         self.items_left = 0
+        self.fields = FieldBudget()
         self._as_json: dict[int, Read] = {}
 
     def of(self, kind: Type, shape: Shape | None) -> Read:
@@ -175,7 +177,7 @@ class _Reading:
             case Record():
                 assert isinstance(shape, Struct), "a record that is not JSON is a struct"
                 shapes = {one.name: one.shape for one in shape.fields}
-                return _record([(one.name, self.of(one.type, shapes.get(one.name))) for one in kind.fields])
+                return self._record([(one.name, self.of(one.type, shapes.get(one.name))) for one in kind.fields])
             case Array():
                 assert isinstance(shape, List), "an array that is not JSON is a list"
                 return self._list(self.of(kind.items, shape.element))
@@ -203,11 +205,21 @@ class _Reading:
             case Union():
                 return _pick([self._json(one) for one in kind.branches])
             case Record():
-                return _record([(one.name, self._json(one.type)) for one in kind.fields])
+                return self._record([(one.name, self._json(one.type)) for one in kind.fields])
             case Array():
                 return self._list(self._json(kind.items))
             case AvroMap():
                 return self._map(self._json(kind.values))
+
+    def _record(self, fields: list[tuple[str, Read]]) -> Read:
+        def read(data: bytes, at: int) -> tuple[Value, int]:
+            self.fields.take(len(fields))
+            row: dict[str, Value] = {}
+            for name, field in fields:
+                row[name], at = field(data, at)
+            return row, at
+
+        return read
 
     def _list(self, item: Read) -> Read:
         def read(data: bytes, at: int) -> tuple[Value, int]:
@@ -253,16 +265,6 @@ class _Reading:
 def _check_stop(at: int, stop: int | None) -> None:
     if stop is not None and at != stop:
         raise UndecodableError(f"has a block that says it ends at byte {stop}, and ends at {at}")
-
-
-def _record(fields: list[tuple[str, Read]]) -> Read:
-    def read(data: bytes, at: int) -> tuple[Value, int]:
-        row: dict[str, Value] = {}
-        for name, field in fields:
-            row[name], at = field(data, at)
-        return row, at
-
-    return read
 
 
 def _pick(branches: list[Read]) -> Read:

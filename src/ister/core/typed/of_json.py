@@ -1,7 +1,8 @@
 """Decide what shape a JSON Schema gives, and read payloads in JSON.
 
 An object with properties is a struct of these; what else it holds stays in the payload. Without properties, but with a
-schema for all of them, it is a map. A list whose items have one schema is a list. `integer` is a long, `number` a double.
+schema for all of them, it is a map; one for the names of a pattern is for all of them only if there can be no others
+(`additionalProperties: false`). A list whose items have one schema is a list. `integer` is a long, `number` a double.
 A `format` is a remark that nobody keeps to, so a date is a string. Alternatives of which all but one are null are that
 one; alternatives that only ask more of what is described beside them are not alternatives to us. What is left has no one
 type, or leads back to itself, and is JSON. What can only be null has no column.
@@ -10,11 +11,10 @@ type, or leads back to itself, and is JSON. What can only be null has no column.
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from ister.core.schemas.json_written import ATOMS, atoms, flatten, item_schemas, object_of, prefix_of, schemas_in
-from ister.core.typed.fit import UndecodableError
+from ister.core.typed.fit import Number, UndecodableError
 from ister.core.typed.shape import Field, List, Map, Primitive, Room, Struct, rooted
 
 if TYPE_CHECKING:
@@ -50,11 +50,22 @@ def reader(schema: JsonSchema) -> Callable[[bytes], Value]:
 
 def _load(payload: bytes) -> Value:
     try:
-        value: Value = _JSON.decode(payload.decode())
+        text = payload.decode()
     except UnicodeDecodeError as error:
         raise UndecodableError(f"is not UTF-8 at byte {error.start}") from None
+    try:
+        return _decoded(text)
     except ValueError as error:
         raise UndecodableError(f"is not JSON: {error}") from None
+
+
+def _decoded(text: str) -> Value:
+    try:
+        value: Value = _JSON.decode(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an integer of more digits than Python converts, or what is no number, which is told again
+        value = _JSON_OF_LONG_INTEGERS.decode(text)
     return value
 
 
@@ -148,7 +159,8 @@ class _Shapes:
     def _map(self, parts: list[dict[str, Json]], around: frozenset[frozenset[int]], depth: int) -> Shape:
         under = [one for part in parts if isinstance(one := part.get("additionalProperties"), dict)]
         patterns = [one for part in parts for one in object_of(part.get("patternProperties")).values()]
-        if len(under) + len(patterns) != 1 or not self._room.take(1, depth + 1):
+        is_open = bool(patterns) and not any(part.get("additionalProperties") is False for part in parts)
+        if is_open or len(under) + len(patterns) != 1 or not self._room.take(1, depth + 1):
             return Primitive.JSON
         value = self.of(schemas_in([*under, *patterns]), around, depth + 1)
         return Primitive.JSON if value is None or value is Primitive.JSON else Map(value)
@@ -184,11 +196,10 @@ def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number")
 
 
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("a number is too large")
-    return number
+def _integer(text: str) -> int | Number:
+    return int(text) if len(text) <= _INTEGER_DIGITS_MAX else Number(text)
 
 
-_JSON: Final = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+_INTEGER_DIGITS_MAX: Final = 4_000
+_JSON: Final = json.JSONDecoder(parse_constant=_no_constant, parse_float=Number)
+_JSON_OF_LONG_INTEGERS: Final = json.JSONDecoder(parse_constant=_no_constant, parse_float=Number, parse_int=_integer)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from ister.core.typed.fit import UndecodableError, as_json
+from ister.core.typed.fit import FieldBudget, UndecodableError, as_json
 from ister.core.typed.protobuf_wire import (
     BYTES,
     GROUP,
@@ -74,10 +74,12 @@ def shape_of(schema: ProtobufSchema) -> Struct:
 def reader(schema: ProtobufSchema) -> Callable[[bytes], Value]:
     """Return what reads a payload, or raises UndecodableError."""
     shape = _shape(schema)
-    read = _Reading(schema).message(schema.root, shape)
+    reading = _Reading(schema)
+    read = reading.message(schema.root, shape)
     bare = not isinstance(shape, Struct)
 
     def whole(payload: bytes) -> Value:
+        reading.fields.begin(payload)
         try:
             value = read(payload, 0, len(payload), 0)[0]
         except (IndexError, struct.error):
@@ -152,6 +154,7 @@ class _Reading:
         self._messages = schema.messages
         self._enums = schema.enums
         self._as_json: dict[str, Read] = {}
+        self.fields = FieldBudget()
 
     def message(self, name: str, shape: Shape) -> Read:
         if shape is Primitive.JSON:
@@ -214,7 +217,8 @@ class _Reading:
             else:
                 places[tag | BYTES] = into_pieces(name, rivals)
                 late.append((name, read))
-        return read_message(places, frozenset(message.fields), late, absent, _FINISH.get(message.name, _as_it_is))
+        finish = _FINISH.get(message.name, _as_it_is)
+        return read_message(places, frozenset(message.fields), late, absent, finish, self.fields)
 
     def _scalar(self, one: ProtoField, shape: Shape) -> Scalar:
         scalar = scalar_of(one.kind, self._names(one))

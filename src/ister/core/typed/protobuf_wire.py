@@ -14,7 +14,7 @@ from ister.core.typed.fit import UndecodableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ister.core.typed.fit import Value
+    from ister.core.typed.fit import FieldBudget, Value
 
 Row: TypeAlias = "dict[str, Value]"
 Scalar: TypeAlias = "Callable[[bytes, int], tuple[Value, int]]"
@@ -41,10 +41,12 @@ def read_message(
     late: Sequence[tuple[str, Read]],
     absent: Sequence[tuple[str, Callable[[], Value]]],
     finish: Callable[[Row], Value],
+    fields: FieldBudget,
 ) -> Read:
     """Return what reads a message: fields by tag, messages in it by name, what stands for absent fields."""
 
     def read(data: bytes, at: int, stop: int, group: int) -> tuple[Value, int]:
+        fields.take(len(absent))
         row: Row = {}
         while at < stop:
             tag, at = varint(data, at)
