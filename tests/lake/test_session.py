@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from ister.config import load, loads
+from ister.config.lake import spark_catalog_conf
 from ister.core.errors import BusyError, InvalidConfigError
 from ister.pipeline.session import (
+    HIDDEN,
     MAINTENANCE,
     TICKS,
     JarsMissingError,
@@ -77,6 +80,14 @@ def test_secrets_of_the_catalog_are_neither_on_the_command_line_nor_shown(spark)
     finally:
         spark.conf.unset("spark.sql.catalog.ister.token")
     assert not [name for name, _ in spark.sparkContext.getConf().getAll() if name.startswith("spark.sql.catalog.")]
+
+
+def test_every_setting_of_a_catalog_is_hidden():
+    """K10."""
+    text = b"storage: {iceberg_config: {catalog: {type: rest, uri: 'http://h:1', properties: {header.X-Api-Key: hunter2}}}}"
+    conf = spark_catalog_conf(loads(text, "f.yml", None, {}).config)
+    shown = {name: value for name, value in conf.items() if not re.search(HIDDEN, name)}
+    assert shown == {"spark.sql.catalog.ister": "org.apache.iceberg.spark.SparkCatalog"}
 
 
 def test_settings_on_the_command_line_name_no_catalog_and_bind_to_this_machine(tmp_path):

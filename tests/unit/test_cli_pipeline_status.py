@@ -207,6 +207,14 @@ def test_a_dry_run_says_that_nothing_was_changed(capsys):
             "An error occurred while calling o1.sql.\n: org.apache.spark.SparkException: it broke\n\tat org.apache.X(Y.java:1)",
             "it broke",
         ),
+        (
+            (
+                "An error occurred while calling o1.toArrow.\n: org.apache.spark.SparkException: Exception thrown in awaitResult: \n"
+                "\tat org.apache.X(Y.java:1)\nCaused by: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0\n"
+                "\tat Z(Z.java:2)\nCaused by: java.io.FileNotFoundException: File file:/a.parquet does not exist\n\t... 2 more\n"
+            ),
+            "File file:/a.parquet does not exist",
+        ),
         ("", "it does not say why"),
     ],
 )
@@ -232,6 +240,17 @@ def test_rows_for_people_and_for_programs(capsys):
     assert capsys.readouterr().out.endswith("1 row.\n")
     show_table(Answer([], [], more=False), 2)
     assert capsys.readouterr().out == "Done.\n"
+
+
+def test_json_for_programs_is_valid_and_has_every_column(capsys):
+    """K12."""
+    nan, inf = float("nan"), float("inf")
+    values = (1, 2, 3, nan, {date(2026, 1, 2): [inf, -inf, 1.5]})
+    show_json(Answer(["a", "a", "a_2", "d", "m"], [values], more=False), 2)
+    (line,) = capsys.readouterr().out.splitlines()
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert found == {"a": 1, "a_3": 2, "a_2": 3, "d": "NaN", "m": {"2026-01-02": ["Infinity", "-Infinity", 1.5]}}
+    assert "2026-01-02" in cell({date(2026, 1, 2): nan})
 
 
 def test_values_are_shown_safely():

@@ -122,6 +122,16 @@ def test_credentials_of_gcs_are_told_by_their_file_where_it_is(tmp_path, monkeyp
     assert all(one["retry_time_limit"] for one in told)
 
 
+def test_every_property_that_the_driver_has_for_files_reaches_executors(monkeypatch):
+    """K10."""
+    monkeypatch.setattr(os, "environ", {})
+    keys = "client.region: r, client.access-key-id: a, client.secret-access-key: '${SECRET}', header.X-Api-Key: h"
+    text = f"type: rest\nuri: http://127.0.0.1:1\nwarehouse: w\nproperties: {{{keys}}}"
+    tell_secrets(read(section(f"{LAKE}.catalog", text), KEYS).config)
+    told = json.loads(os.environ[SECRETS_VARIABLE])["files"]
+    assert told == {"client.region": "r", "client.access-key-id": "a", "client.secret-access-key": "the-secret"}
+
+
 def test_who_chooses_other_files_has_them_in_executors_too(monkeypatch):
     monkeypatch.setattr(os, "environ", {})
     text = "warehouse: gs://b/w\nproperties: {py-io-impl: theirs.FileIO, gcs.oauth2.token: '${SECRET}'}"

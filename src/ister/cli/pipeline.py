@@ -16,8 +16,10 @@ import structlog
 from ister.cli.display import many, say
 from ister.cli.remote import target_of
 from ister.config.lake import catalog_properties, file_properties, require_shared_catalog
+from ister.core.errors import BusyError
 from ister.core.ticks import Pace
 from ister.core.tokens import PARENT_VARIABLE, TOKEN_VARIABLE
+from ister.lake.files import of_files
 from ister.lake.table import Lake
 from ister.pipeline.client import BrokerClient
 from ister.pipeline.loop import Loop, Wanted, drain
@@ -35,13 +37,24 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ister.config import Config, Loaded
+    from ister.pipeline.progress import TopicProgress
     from ister.pipeline.writer import Tick
 
 log = structlog.get_logger()
 
 ORPHAN_GRACE_S = 10.0
 """How long a pipeline whose parent is gone has for what it is doing; then it ends as if it were killed, which loses nothing."""
-FILE_PROPERTIES = ("s3.", "gcs.", "adls.", "hdfs.", "py-io-impl")
+
+
+class NotCarriedError(BusyError):
+    """Topics whose tables do not have what their logs had."""
+
+    def __init__(self, causes: dict[str, str]) -> None:
+        self.causes = causes
+        told = "; ".join(f"{topic}: {cause or 'nothing moved'}" for topic, cause in causes.items())
+        super().__init__(
+            f"{many(len(causes), 'topic')} not carried, all others were; mend what is named, run it again: {told}"
+        )
 
 
 class RunOptions(NamedTuple):
@@ -72,11 +85,12 @@ def run(loaded: Loaded, options: RunOptions) -> None:
     )
     writer = TopicWriter(spark, broker, lake, settings(config, options, spark, token))
     told = Teller(writer, Path(loaded.home) / FILE_NAME, options)
+    behind: list[TopicProgress] = []
     try:
         writer.start()
         if options.once:
             Wanted(broker, writer.epoch).start()  # so that the broker sees an owner at work
-            drain(writer, told)
+            behind = drain(writer, told)
         else:
             with maintaining(config, spark):
                 keep_going(writer, broker, pace(config), told)
@@ -86,6 +100,8 @@ def run(loaded: Loaded, options: RunOptions) -> None:
         spark.stop()
     if options.once:
         told.sum_up()
+        if behind:
+            raise NotCarriedError({one.name: one.error for one in behind})
 
 
 def end_with_parent() -> None:
@@ -160,7 +176,7 @@ def tell_secrets(config: Config) -> None:
     """Put secrets into the environment, which Python workers on this machine inherit; on a cluster its owner does that."""
     _, properties = catalog_properties(config)
     public = file_properties(config)
-    files = {name: v for name, v in properties.items() if name.startswith(FILE_PROPERTIES) and public.get(name) != v}
+    files = {name: value for name, value in of_files(properties).items() if public.get(name) != value}
     secrets = {"files": files, "options": config.wal_cloud.cloud.secret_options()}
     os.environ.setdefault(SECRETS_VARIABLE, json.dumps(secrets))
 
@@ -197,5 +213,3 @@ class Teller:
     def sum_up(self) -> None:
         """Say for people what was done."""
         say(f"{many(self._rows, 'row')} in {many(self._files, 'file')} and {many(self._commits, 'commit')}.")
-        for topic, cause in self._failed.items():
-            say(f"  not {topic}: {cause}")

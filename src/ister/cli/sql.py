@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from base64 import b64encode
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from rich.text import Text
 
 from ister.cli.display import many, notice, preview, printable, say, tables
 from ister.core.errors import BusyError, ClientError
+from ister.pipeline.java import cause_line
 
 if TYPE_CHECKING:
     from ister.config import Config
@@ -80,10 +82,7 @@ def ask(config: Config, statement: str, limit: int) -> Answer:
 
 def sentence_of(text: str) -> str:
     """Return the sentence in what Spark says, without its codes, its echo of the statement and Java's stack."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = next(
-        (line for line in lines if not line.startswith(("An error occurred", "at ", "=="))), "it does not say why"
-    )
+    said = cause_line(text) or "it does not say why"
     said = _STATE.sub("", _CONDITION.sub("", re.sub(r"^:?\s*[\w.$]+(?:Exception|Error): ", "", said)))
     place = _PLACE.search(said)
     said = _PLACE_AT_END.sub("", said).rstrip(" .;")
@@ -111,11 +110,38 @@ def show_table(answer: Answer, limit: int) -> None:
 
 def show_json(answer: Answer, limit: int) -> None:
     """Write one object a line; whether there are more is said to stderr."""
+    names = distinct(answer.columns)
     for row in answer.rows:
-        named = dict(zip(answer.columns, row, strict=True))
-        say(json.dumps(named, separators=(",", ":"), default=plain, ensure_ascii=False))
+        named = {name: as_json(value) for name, value in zip(names, row, strict=True)}
+        say(json.dumps(named, separators=(",", ":"), allow_nan=False, ensure_ascii=False))
     if answer.more:
         notice(f"ister: these are the first {many(limit, 'row')}; there are more, see --limit.")
+
+
+def distinct(columns: list[str]) -> list[str]:
+    """Return names of which none is there twice: the second `a` is `a_2`."""
+    found: list[str] = []
+    for column in columns:
+        name, count = column, 1
+        while name in found or (count > 1 and name in columns):
+            count += 1
+            name = f"{column}_{count}"
+        found.append(name)
+    return found
+
+
+def as_json(value: object) -> object:
+    """Return a value as JSON has it: numbers that are not finite, and what JSON has no form for, are texts."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+        case list():
+            return [as_json(one) for one in value]
+        case dict():
+            return {name if isinstance(name, str) else plain(name): as_json(one) for name, one in value.items()}
+    return plain(value)
 
 
 def cell(value: object) -> str:
@@ -128,7 +154,7 @@ def cell(value: object) -> str:
         case bool():
             return str(value).lower()
         case dict() | list():
-            return preview(json.dumps(value, default=plain, ensure_ascii=False).encode(), 2 * CELL_COLUMNS)
+            return preview(json.dumps(as_json(value), ensure_ascii=False).encode(), 2 * CELL_COLUMNS)
         case datetime():
             return value.isoformat(sep=" ")
     return printable(str(value))

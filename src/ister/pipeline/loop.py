@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ister.core.ticks import Pace
     from ister.pipeline.client import BrokerClient
+    from ister.pipeline.progress import TopicProgress
     from ister.pipeline.writer import Tick, TopicWriter
     from ister.rpc import ister_v1_pb2 as pb
 
@@ -84,8 +85,8 @@ class Wanted:
         return True
 
 
-def drain(writer: TopicWriter, told: Callable[[Tick], None]) -> None:
-    """Tick until the tables have everything that the logs had when we came, as far as that comes along.
+def drain(writer: TopicWriter, told: Callable[[Tick], None]) -> list[TopicProgress]:
+    """Tick until the tables have everything that the logs had when we came; returns topics that did not come along.
 
     A topic that is made again meanwhile is another one. What moves nothing, three times in a row, will not.
     """
@@ -100,7 +101,7 @@ def drain(writer: TopicWriter, told: Callable[[Tick], None]) -> None:
         has_moved = any(one.upto > before.get(one.name, 0) for one in behind)
         idle = 0 if has_moved else idle + 1
         if not waits or idle > REPLANS_MAX:
-            return
+            return behind
 
 
 class Loop:

@@ -38,6 +38,7 @@ from ister.core.upkeep import (
 from ister.lake.errors import OutsideWarehouseError
 from ister.lake.files import PATH_PROPERTIES, is_inside, is_local, require_inside, root_of, sync_path
 from ister.lake.snapshot import lineage_of
+from ister.pipeline.java import cause_line
 from ister.pipeline.session import MAINTENANCE, in_pool
 
 if TYPE_CHECKING:
@@ -467,8 +468,7 @@ def _explained(table: str, procedure: Procedure) -> Iterator[None]:
         yield
     except (PySparkException, Py4JJavaError) as error:
         text = str(error)
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        cause = next((line[:300] for line in lines if not line.startswith("An error occurred")), "")
+        cause = cause_line(text)[:300]
     else:
         return
     if _UNKNOWN.search(text):

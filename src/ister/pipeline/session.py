@@ -26,8 +26,11 @@ MAINTENANCE = "maintenance"
 
 # With 512m, compacting 5 million rows of 500 files (0.9 GB) runs out of memory; with this it is done. Ticks alone need less.
 DRIVER_MEMORY = "768m"
-HIDDEN = "(?i)secret|pass|token|credential|access[.-]?key|account[.-]?key|private[.-]?key|sas|auth"
-"""What the names of settings have in them whose values Spark does not show."""
+HIDDEN = (
+    "(?i)secret|pass|token|credential|access[.-]?key|account[.-]?key|private[.-]?key|sas|auth|"
+    r"^spark\.sql\.catalog\.[^.]+\."
+)
+"""What the names of settings have in them whose values Spark does not show; whatever `catalog.properties` holds is secret."""
 HERE = Path(__file__).parent
 EXTENSIONS = "spark.sql.extensions"
 NAMED_MAX = 4
