@@ -12,7 +12,7 @@ from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic,
 
 from ister.core.errors import FencedError
 from ister.pipeline import writer as writing
-from ister.pipeline.job import JobFailedError, SparkGoneError, is_alive, run_job
+from ister.pipeline.job import JobFailedError, SparkGoneError, can_run, is_alive, run_job
 from ister.pipeline.loop import drain
 from ister.pipeline.task import run_tasks
 from ister.rpc import ister_v1_pb2 as pb
@@ -143,6 +143,7 @@ def test_a_job_that_failed_ends_its_tick_and_the_next_one_carries_all(spark, cat
             with pytest.raises(JobFailedError, match="Python worker exited unexpectedly"):
                 writer.tick()
         assert is_alive(spark)
+        assert can_run(spark, 2)
         assert writer.tick().rows == 10
     assert_exact(catalog, topic, 10)
 

@@ -210,10 +210,20 @@ def test_a_dry_run_says_that_nothing_was_changed(capsys):
         (
             (
                 "An error occurred while calling o1.toArrow.\n: org.apache.spark.SparkException: Exception thrown in awaitResult: \n"
-                "\tat org.apache.X(Y.java:1)\nCaused by: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0\n"
+                "\tat org.apache.X(Y.java:1)\nCaused by: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 2.0 failed 1 "
+                "times, most recent failure: Lost task 0.0 in stage 2.0 (TID 2) (h executor driver): "
+                "java.io.FileNotFoundException: File file:/a.parquet does not exist\n"
                 "\tat Z(Z.java:2)\nCaused by: java.io.FileNotFoundException: File file:/a.parquet does not exist\n\t... 2 more\n"
             ),
             "File file:/a.parquet does not exist",
+        ),
+        (
+            "An error occurred while calling o1.collect.\n: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: Lost task 0.0 in stage 1.0 (TID 1) (h executor driver): org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n\tat X(Y.java:1)\nCaused by: java.io.EOFException\n\t... 1 more",
+            "Python worker exited unexpectedly (crashed)",
+        ),
+        (
+            "An error occurred while calling o1.x.\n: java.lang.NullPointerException\n\tat X(Y.java:1)",
+            "java.lang.NullPointerException",
         ),
         ("", "it does not say why"),
     ],

@@ -319,6 +319,18 @@ def test_a_topic_that_is_stopped_for_a_day_takes_no_more_memory_and_its_lag_is_k
     assert progress.lag_s(86_400.0) == 0.0
 
 
+def test_a_topic_that_is_gone_is_forgotten():
+    """K8."""
+    with writing(a=10, b=10) as writer:
+        writer.tick()
+        identifier = writer._lake.of("a").identifier
+        writer._schemas._met[identifier] = {(7, 1)}
+        writer._schemas._typed[identifier] = (((7, 1), 0, 0), None)
+        del writer._broker.rows[A]
+        writer.look()
+        assert (writer._schemas._met, writer._schemas._typed, list(writer._told)) == ({}, {}, [B])
+
+
 # --- epochs -----------------------------------------------------------------------------------------------------------
 
 

@@ -83,7 +83,7 @@ def ask(config: Config, statement: str, limit: int) -> Answer:
 def sentence_of(text: str) -> str:
     """Return the sentence in what Spark says, without its codes, its echo of the statement and Java's stack."""
     said = cause_line(text) or "it does not say why"
-    said = _STATE.sub("", _CONDITION.sub("", re.sub(r"^:?\s*[\w.$]+(?:Exception|Error): ", "", said)))
+    said = _STATE.sub("", _CONDITION.sub("", re.sub(r"^(?:[\w.$]+(?:Exception|Error): )+", "", said)))
     place = _PLACE.search(said)
     said = _PLACE_AT_END.sub("", said).rstrip(" .;")
     return f"{said} (line {place[1]}, column {int(place[2]) + 1})" if place else said

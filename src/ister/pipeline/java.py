@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 VERSION_MIN = 17
 VERSION_TIMEOUT_S = 60
 _CAUSED_BY = "Caused by: "
+_WRAPPER = re.compile(
+    r"(?:Exception|Error):?\s*(?:Exception thrown in awaitResult|(?:Writing )?[Jj]ob aborted)?[.:]?\s*$"
+)
+_STAGE = re.compile(r"Job aborted due to stage failure: .*? most recent failure: .*?\): ")
 
 # The wheel's runtime has no vector module, and Java refuses to start when asked for a module that it does not have.
 _SHIM = """\
@@ -35,11 +39,11 @@ exec {java} "$@"
 
 
 def cause_line(text: str) -> str:
-    """Return the line of an error of Java's that says what went wrong: its innermost cause, or else its first sentence."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    causes = [line.removeprefix(_CAUSED_BY) for line in lines if line.startswith(_CAUSED_BY)]
-    said = [line for line in lines if not line.startswith(("An error occurred", "at ", "=="))]
-    return causes[-1] if causes else said[0] if said else ""
+    """Return the line of an error of Java's that says what went wrong: the outermost one with more than a wrapper's words."""
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(("An error occurred", "at ", "==", "... "))][:1]
+    said += [line.removeprefix(_CAUSED_BY) for line in lines if line.startswith(_CAUSED_BY)]
+    return _STAGE.sub("", next((line for line in said if not _WRAPPER.search(line)), said[-1] if said else ""))
 
 
 class NoJavaError(PreconditionError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ister.core.errors import BusyError
 from ister.pipeline.java import cause_line
 from ister.pipeline.session import TICKS, in_pool
+from ister.pipeline.task import run_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +57,7 @@ def run_job(
 def can_run(spark: SparkSession, tasks: int) -> bool:
     """Return True if a job that does nothing ends well, with a Python worker for each task."""
     try:
-        run_job(spark, tasks, _nothing, "nothing long", "to see whether jobs run")
+        run_job(spark, tasks, run_nothing, "id long", "to see whether jobs run")
     except JobFailedError:
         return False
     return True
@@ -68,10 +69,6 @@ def is_alive(spark: SparkSession) -> bool:
         return not spark.sparkContext._jsc.sc().isStopped()  # noqa: SLF001  # PySpark tells it nowhere else
     except Exception:  # noqa: BLE001  # whoever cannot say is not alive
         return False
-
-
-def _nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from batches
 
 
 def _cause(error: Exception) -> str:

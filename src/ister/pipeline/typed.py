@@ -84,6 +84,11 @@ class Schemas:
                     there += 1
         return there
 
+    def forget(self, table: LakeTable) -> None:
+        """Forget what is known of a table whose topic is gone."""
+        self._met.pop(table.identifier, None)
+        self._typed.pop(table.identifier, None)
+
     def add_beside(self, table: LakeTable, misfits: Collection[Path]) -> bool:
         """Give a table the columns that its rows lacked for values that do not fit; return True if it has some of them now."""
         shape = evolve(table, (), sorted(misfits))

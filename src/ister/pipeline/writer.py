@@ -198,7 +198,8 @@ class TopicWriter:
             self.topics[topic.name] = progress
         wanted = {progress.place.table for progress in self.topics.values()}
         for key in self._tables.keys() - wanted:
-            del self._tables[key]
+            self._schemas.forget(self._tables.pop(key))
+        self._told = {name: told for name, told in self._told.items() if name in self.topics}
         self._ahead.clear()
         self._refresh()
         missing = [key for key in sorted(wanted) if key not in self._tables]
