@@ -11,7 +11,7 @@ from sim.mutants import Mutant
 
 CLOUD_MUTANTS = [
     Mutant("uploads what is not synced", Uploader, "_cycle",
-           "synced = self._log.synced_offset\n        if", "synced = self._log.next_offset\n        if False and"),
+           "if self._log.next_offset > synced:", "synced = self._log.next_offset\n        if False:"),
     Mutant("counts an object as uploaded before it is described", Uploader, "_upload",
            "await self._catalog.add(descriptor)",
            "self.uploaded.reach(descriptor.stop); await self._catalog.add(descriptor)"),

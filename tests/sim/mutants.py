@@ -78,8 +78,8 @@ MUTANTS = [
         "rotates without syncing the directory",
         ActiveFiles,
         "make_next",
-        "self.files.sync_directory(self._directory)",
-        "pass",
+        "self.files.create_durable(path)",
+        "self.files.create(path)",
     ),
     Mutant(
         "leaves a partial frame after a short write", ActiveFiles, "_cut_back", "self._file.truncate(self.pos)", "pass"
@@ -119,8 +119,8 @@ MUTANTS = [
         "writes the marker before the sync",
         Wal,
         "_start_sync",
-        "disk.worker",
-        "disk.mark(self._next, target.offset, target.pos, self.config.name); disk.worker",
+        "self._run(",
+        "disk.mark(self._next, target.offset, target.pos, self.config.name); self._run(",
     ),
     Mutant(
         "forgets messages behind a pruned file",
