@@ -136,6 +136,16 @@ class ObjectCatalog:
         if (found.stop, found.size, found.checksum) != (descriptor.stop, descriptor.size, descriptor.checksum):
             raise OtherOwnerError(key)
 
+    async def replace(self, before: Descriptor, after: Descriptor) -> None:
+        """Describe an object anew that is put again; OtherOwnerError when it is not described as `before`."""
+        key = self._key(before.start)
+        entry = await self._metadata.get(key)
+        found = None if entry is None else self._load(entry)
+        if entry is None or found not in {before, after}:
+            raise OtherOwnerError(key)
+        if found != after and await self._metadata.cas(key, after.dump(), version=entry.version) is None:
+            raise OtherOwnerError(key)
+
     async def remove(self, descriptor: Descriptor) -> None:
         """Take a description away."""
         await self._metadata.delete(self._key(descriptor.start))

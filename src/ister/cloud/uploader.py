@@ -28,6 +28,7 @@ from ister.core.errors import (
     InvalidConfigError,
     IsterError,
     LevelNotReachedError,
+    MissingObjectError,
     MissingSpanError,
     ObjectExistsError,
     UnknownOutcomeError,
@@ -37,6 +38,7 @@ from ister.core.segment import (
     OBJECT_BYTES,
     ObjectName,
     Place,
+    describe,
     descriptor_of,
     frame_bytes,
     generation_prefix,
@@ -111,7 +113,10 @@ class Piece(NamedTuple):
 
 
 class Uploader:
-    """One topic's uploader; `recover`, then `run` as a task, then `drain`."""
+    """One topic's uploader; `recover`, then `run` as a task, then `drain`.
+
+    Where objects are not the last tier, a table has what they lack, and uploads do not wait for objects that are missing.
+    """
 
     def __init__(
         self,
@@ -122,10 +127,13 @@ class Uploader:
         options: UploadOptions,
         *,
         epoch: int = 0,
+        is_last_tier: bool = True,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.uploaded = Progress(0)
         self.problem: IsterError | None = None
+        self.missing: MissingObjectError | None = None
+        """Set while the last described object is missing and the store has no other of this topic: is its disk mounted?"""
         self.stopped = False
         self.objects_put = self.bytes_put = self.failed_cycles = 0
         self.put_seconds = 0.0
@@ -136,6 +144,7 @@ class Uploader:
         self._checkpoint = checkpoint
         self._options = options
         self._epoch = epoch
+        self._is_last_tier = is_last_tier
         self._jitter = jitter
         self._place: Place | None = None
         self._recovered = False
@@ -155,7 +164,7 @@ class Uploader:
     @property
     def lasting_problem(self) -> IsterError | None:
         """What keeps uploads from going on until a person acts."""
-        return self.problem if self.stopped else None
+        return self.problem if self.stopped else self.missing
 
     # --- where to go on -----------------------------------------------------------------------------------------------
 
@@ -169,6 +178,12 @@ class Uploader:
     async def recover_behind(self, last: Descriptor | None, *, log_is_open: bool) -> Descriptor | None:
         """Do the same behind the description that is known to be the last."""
         stop = last.stop if last else 0
+        if last is not None and not await self._is_there(last) and self._is_last_tier:
+            if not log_is_open:  # the topic opens, and the first cycle looks again
+                self.uploaded.reach(stop)
+                return last
+            await self._put_last_again(last)
+        self.missing = None
         adopted = await adopt(
             self._store, self._catalog, self._log, stop, epoch=self._epoch, ahead_allowed=not log_is_open
         )
@@ -178,6 +193,69 @@ class Uploader:
         self.uploaded.reach(stop)
         self._recovered = True
         return last
+
+    async def _is_there(self, last: Descriptor) -> bool:
+        """Return True if the last described object is in the store; a missing one is an alarm."""
+        key = self._catalog.object_key(last)
+        if last.stop <= self._catalog.begin or await self._store.stat(key) is not None:
+            return True  # there, or it counts no more
+        if self.missing is None:
+            log.error("object_missing", topic=self.topic, key=key, start=last.start, stop=last.stop)
+        self.missing = MissingObjectError(key, self._store.name)
+        return False
+
+    async def _put_last_again(self, last: Descriptor) -> None:
+        """Put the last described objects again that are missing, as far as the log has them."""
+        await self._refuse_empty_store(last)
+        gone: list[Descriptor] = []
+        found: Descriptor | None = last
+        while found is not None and found.start >= self._log.start_offset and not await self._has(found):
+            gone.append(found)
+            found = await self._catalog.find(found.start - 1) if found.start else None
+        for descriptor in reversed(gone):
+            await self._put_again(descriptor)
+
+    async def restore(self, start: int, stop: int) -> bool:
+        """Put described objects of [start, stop) again that are missing and that the log has; returns whether there was one."""
+        async with self._cycle_lock:
+            async with aclosing(self._catalog.span(start, stop)) as described:
+                in_log = [each async for each in described if each.start >= self._log.start_offset]
+            gone = [descriptor for descriptor in in_log if not await self._has(descriptor)]
+            for descriptor in gone:
+                await self._refuse_empty_store(descriptor)
+                await self._put_again(descriptor)
+        return bool(gone)
+
+    async def _has(self, descriptor: Descriptor) -> bool:
+        return await self._store.stat(self._catalog.object_key(descriptor)) is not None
+
+    async def _refuse_empty_store(self, missing: Descriptor) -> None:
+        """Raise MissingObjectError if the store has no object of this topic: perhaps its disk is not mounted."""
+        async with aclosing(self._store.list(generation_prefix(self._catalog.topic, self._catalog.generation))) as keys:
+            if await anext(keys, None) is None:
+                raise MissingObjectError(self._catalog.object_key(missing), self._store.name)
+
+    async def _put_again(self, missing: Descriptor) -> None:
+        """Put a described object that is missing again, from the log."""
+        name = ObjectName(self._catalog.generation, missing.start, missing.stop)
+        key = object_key(self._catalog.topic, *name)
+        data: memoryview | bytes = b""
+        at = name.start
+        while at < name.stop:
+            piece = await self._prepare(at, None, name.stop)
+            data = b"".join((data, piece.data)) if data else piece.data
+            at = piece.name.stop
+        # The markers in the log may be others by now. Described first: a crash in between leaves it missing, as it was.
+        described = await in_background(partial(describe, data, key, name, epoch=self._epoch, etag=""))
+        await self._catalog.replace(missing, described)
+        try:
+            await self._store.put_if_absent(key, data)
+        except ObjectExistsError:
+            there = await same_messages(self._store, key, name, data, self._epoch)
+            if there is None:
+                raise ForeignObjectError(key, "its messages are others than those in the log") from None
+            await self._catalog.replace(described, there)
+        log.warning("object_restored", topic=self.topic, key=key, start=name.start, stop=name.stop)
 
     async def _first_offset(self) -> int:
         """Return where the first object begins: at 0, or where the log does if there never was an object."""
@@ -211,8 +289,8 @@ class Uploader:
         """Return once every message below `offset` is in a described object; NotInCloudError when that takes too long."""
         if self.uploaded.value >= offset:
             return
-        if self.stopped:
-            raise NotInCloudError(self.topic, offset, str(self.problem))
+        if self.lasting_problem is not None:
+            raise NotInCloudError(self.topic, offset, str(self.lasting_problem))
         self.hurry()
         self._waiting += 1
         try:
@@ -252,7 +330,7 @@ class Uploader:
         try:
             await self._cycle()
         except (CorruptError, FencedError) as error:
-            if self._may_pass(error):
+            if isinstance(error, MissingObjectError) or self._may_pass(error):
                 self._failed(error)
                 return
             self.problem, self.stopped = error, True

@@ -388,7 +388,10 @@ class WalStorageFactory:
         if not self.config.upload.enabled:
             return None
         checkpoint = UploadCheckpoint(self._files, self._root.directory(catalog.topic, catalog.generation))
-        return Uploader(wal, self._store, catalog, checkpoint, self.config.upload, epoch=record.epoch)
+        return Uploader(
+            wal, self._store, catalog, checkpoint, self.config.upload,
+            epoch=record.epoch, is_last_tier=self._tables is None,
+        )  # fmt: skip
 
     async def _reopen(self, config: WalConfig, owned: Lock, resume: Resume) -> Wal:
         return await Wal.with_config(config, files=self._files, clock=self._clock, resume=resume, within=owned)

@@ -19,6 +19,7 @@ from ister.core.errors import (
     IsterError,
     LogClosedError,
     MissingFileError,
+    MissingObjectError,
     OffsetOutOfRangeError,
 )
 from ister.core.layout import TableEnd
@@ -353,7 +354,7 @@ class WalStorage:
         ends = [segment.stop for segment in self.sealed_segments()]
         below = max((end for end in ends if end <= wanted), default=self.log_start)
         if later is not None:
-            await prove_held(self._objects, self._table, self.log_start, below)
+            await self._prove_held(below)
         elif self._objects is not None and below > max(self.log_start, self._objects.span.stop):
             cursor = self._lowest_cursor()
             # Before the log's copy goes: a gap that nothing explains is taken for lost messages, by readers and by uploads.
@@ -370,6 +371,16 @@ class WalStorage:
         await self._cursors.load()
         self._refuse_closed()
         self._ready = True
+
+    async def _prove_held(self, below: int) -> None:
+        """Return if later tiers hold what the log has below an offset; an object that is missing is put again first."""
+        try:
+            await prove_held(self._objects, self._table, self.log_start, below)
+        except MissingObjectError:
+            uploader = None if self._objects is None else self._objects.uploader
+            if uploader is None or not await uploader.restore(self.log_start, below):
+                raise
+            await prove_held(self._objects, self._table, self.log_start, below)
 
     def _lowest_cursor(self) -> float:
         return min(self._cursors.kept().values(), default=inf) if self._ready else inf
