@@ -17,6 +17,7 @@ from ister.core.errors import (
 )
 from ister.ports.metadata import Entry
 from ister.ports.metadata.etcd import EtcdMetadata
+from ister.ports.metadata.store import check_writable
 from services.etcd import Etcd
 from services.metadata_contract import run, take, until
 from services.ports import free_ports
@@ -315,4 +316,29 @@ def test_large_changes_come_in_fragments_and_a_cut_between_them_repeats_nothing(
         await store.close()
 
     with Etcd(flags=("--max-request-bytes", "50000")) as etcd:
+        run(main(etcd))
+
+
+def test_a_probe_of_an_etcd_that_is_full_says_so_and_writes_nothing():
+    """L12."""
+
+    async def main(etcd):
+        store = await EtcdMetadata.open(etcd.endpoint, root="/danube-data")
+        version = await store.version()
+        await check_writable(store, "/danube-data")
+        assert await store.version() == version
+
+        async def fill():
+            for number in range(1000):
+                await store.put(f"/danube-data/{number}", bytes(100_000))
+
+        with pytest.raises(MetadataUnavailableError, match="space"):
+            await fill()
+        for _ in range(2):
+            with pytest.raises(MetadataUnavailableError, match="space"):
+                await check_writable(store, "/danube-data")
+        assert await store.get("/danube-data/0") is not None
+        await store.close()
+
+    with Etcd(flags=("--quota-backend-bytes", "1000000")) as etcd:
         run(main(etcd))

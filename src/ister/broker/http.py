@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from ister.broker.metrics import Metrics
     from ister.broker.views import BrokerView, Readiness
+    from ister.core.errors import IsterError
+    from ister.core.names import TopicName
 
     Answers: TypeAlias = Mapping[str, Callable[["Request"], Awaitable["Response"]]]
     """Who answers, by path."""
@@ -101,20 +103,25 @@ def readiness_response(state: Readiness) -> Response:
 
     Of a problem only its class is shown: its text may name files, and is in the log (`topic_not_opened`).
     """
-    problems = [
-        {"topic": str(topic), "problem": type(error).__name__}
-        for topic, error in sorted(state.problems.items())[:PROBLEMS_SHOWN]
-    ]
     word = "draining" if state.draining else "ready" if state.ready else "starting" if state.missing else "broken"
     body = {
         "status": word,
         "missing": list(state.missing),
         "topics": state.topics,
         "topics_with_problems": len(state.problems),
-        "problems": problems,
+        "problems": _problems(state.problems),
+        "degraded": list(state.degraded),
+        "uploads_stopped": _problems(state.uploads_stopped),
     }
     status = HTTPStatus.OK if state.ready else HTTPStatus.SERVICE_UNAVAILABLE
     return Response(status, JSON, [json.dumps(body).encode() + b"\n"])
+
+
+def _problems(found: Mapping[TopicName, IsterError]) -> list[dict[str, str]]:
+    return [
+        {"topic": str(topic), "problem": type(error).__name__}
+        for topic, error in sorted(found.items())[:PROBLEMS_SHOWN]
+    ]
 
 
 def parse_head(head: bytes) -> Request:

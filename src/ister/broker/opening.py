@@ -134,4 +134,4 @@ class TopicRetries:
             except IsterError as error:
                 log.warning("topic_not_removed", topic=topic.text, cause=str(error))
             except Exception:  # the root of a task: the other topics, and the next attempts, have no part in it
-                log.exception("topic_not_opened", topic=topic.text)
+                log.exception("topic_has_problem", topic=topic.text)

@@ -22,6 +22,7 @@ from ister.broker.binding import serve as bind
 from ister.broker.broker import Broker
 from ister.broker.collecting import Collecting
 from ister.broker.consuming import Consuming
+from ister.broker.dependencies import Dependencies, probes_of
 from ister.broker.discovery import Discovery
 from ister.broker.holders import announce_owner, owner_of
 from ister.broker.http import HttpServer, routes
@@ -91,6 +92,7 @@ class Serving:
         ports: Ports,
         producing: Producing,
         validation: Validation,
+        dependencies: Dependencies,
         table_reads: TableCounters | None = None,
     ) -> None:
         self.broker = broker
@@ -101,6 +103,7 @@ class Serving:
         self.schema_checks = validation.counters
         self.table_reads = table_reads
         self._ports = ports
+        self._dependencies = dependencies
         self._missing: list[str] = ["recovery"]
         self._data: Server | None = None
         self._admin: Server | None = None
@@ -115,11 +118,15 @@ class Serving:
         """Tell whether clients should come here."""
         topics = self.broker.topics.values()
         problems = {topic.name: topic.problem for topic in topics if topic.problem is not None}
+        stopped = {topic.name: error for topic in topics if (error := topic.upload_problem) is not None}
+        degraded = {*self._dependencies.failing, *(["uploads"] if stopped else [])}
         return Readiness(
             missing=tuple(self._missing),
             draining=self.broker.draining,
             topics=len(topics) - len(problems),
             problems=problems,
+            degraded=sorted(degraded),
+            uploads_stopped=stopped,
         )
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -152,6 +159,8 @@ class Serving:
             collecting = Collecting()
             stack.callback(collecting.stop)
             collecting.pause()
+            self._dependencies.start()
+            stack.push_async_callback(self._dependencies.stop)
             await self.broker.start()
             self._missing = ["ports"]
             try:
@@ -253,7 +262,10 @@ async def serve(
 
         owner = partial(owner_of, metadata, root)
         data, admin = ([for_readers(service, look, owner) for service in services] for services in (data, admin))
+    dependencies = Dependencies(probes_of(metadata, factory))
     announce = None
     if shares_subscriptions and following is None:
         announce = partial(announce_owner, metadata, root)
-    await Serving(broker, ports, producing, validation, table_reads).run((data, admin), ready, draining, announce)
+    await Serving(broker, ports, producing, validation, dependencies, table_reads).run(
+        (data, admin), ready, draining, announce
+    )

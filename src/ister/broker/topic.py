@@ -159,6 +159,11 @@ class Topic:
         """The storage if it is one with a log; for looking only."""
         return None if isinstance(self._storage, LakeStorage) else self._storage
 
+    @property
+    def upload_problem(self) -> IsterError | None:
+        """What keeps its uploads from going on until a person acts."""
+        return None if self.log is None or self.closing else self.log.upload_problem
+
     def check(self) -> None:
         """Raise what keeps this topic from working."""
         if self.closing:

@@ -23,13 +23,16 @@ class Readiness:
     """Whether clients should come here.
 
     `missing` has what is still to come ("recovery: 12 of 1000 topics", "port 6650"), `topics` how many are open, and
-    `problems` what keeps the others from it.
+    `problems` what keeps the others from it. `degraded` names what the broker depends on and that does not work, and
+    `uploads_stopped` has the open topics whose uploads wait for a person: neither makes it unready.
     """
 
     missing: Sequence[str] = ()
     draining: bool = False
     topics: int = 0
     problems: Mapping[TopicName, IsterError] = field(default_factory=dict)
+    degraded: Sequence[str] = ()
+    uploads_stopped: Mapping[TopicName, IsterError] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 OPEN_AT_ONCE = 16
+PROBE_PREFIX = "_probe_/"
+"""What the object store is asked for to see whether it answers; nothing needs to be there."""
 REMOVE_RETRY_MAX_S = 60.0
 """The longest pause between two attempts to remove what is left of deleted topics."""
 CANCEL_AGAIN_S = 1.0
@@ -315,6 +317,14 @@ class WalStorageFactory:
             log.error("topic_not_closed", cause=str(failure))
         if failures:
             raise failures[0]
+
+    async def check_store(self) -> None:
+        """Raise what is wrong with the object store: it does not answer, refuses us, or its bucket is gone.
+
+        A listing tells it; a look at an object does not tell a missing bucket from a missing object.
+        """
+        async with aclosing(self._store.list(PROBE_PREFIX)) as listing:
+            await anext(listing, None)
 
     @property
     def sync_seconds(self) -> Histogram:

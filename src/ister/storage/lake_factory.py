@@ -96,6 +96,9 @@ class LakeStorageFactory:
         del in_background
         raise PreconditionError(f"this broker only reads; ask the broker that owns topic {topic} to delete it")
 
+    async def check_store(self) -> None:
+        """Do nothing: objects are the owner's."""
+
     async def shutdown(self, drain_timeout_s: float | None = None) -> None:
         """Close every topic."""
         del drain_timeout_s
