@@ -12,6 +12,8 @@ from ister.core.errors import (
     BusyError,
     CorruptLogError,
     DiskFullError,
+    InvalidConfigError,
+    LockedError,
     MetadataUnavailableError,
     MetadataUnknownError,
     NotFoundError,
@@ -25,7 +27,7 @@ from ister.ports.objects import FsStore
 from ister.storage import factory as factory_module
 from ister.storage.factory import TopicsConfig, WalStorageFactory
 from ister.storage.registry import TopicTakenError
-from ister.wal import WalConfig
+from ister.wal import Wal, WalConfig
 
 T = "/default/t"
 NAME = TopicName("default", "t")
@@ -151,6 +153,8 @@ def test_a_topic_that_is_damaged_is_not_opened_again_and_again(tmp_path):
         (MetadataUnavailableError("m", "get", "x"), True),
         (MetadataUnknownError("m", "cas", "x"), True),
         (TopicTakenError("t"), True),
+        (LockedError("d", "process 7"), True),
+        (InvalidConfigError("metadata", "permission denied"), True),
         (PoisonedError("l", "x"), False),
         (CorruptLogError("f", 0, 0, "rot"), False),
         (NotFoundError("x"), False),
@@ -258,5 +262,22 @@ def test_a_topic_whose_deletion_cannot_go_on_at_start_is_not_made_again_with_its
             await until(lambda: T not in client.broker.topics)
             producer = await client.producer(T)
             assert await client.send(T, producer, b"new") == 0
+
+    run(act())
+
+
+def test_a_topic_whose_log_another_process_had_open_is_opened_once_that_has_ended(tmp_path):
+    """I8."""
+
+    async def act():
+        world = World(tmp_path)
+        async with world.broker() as client:
+            await client.producer(T)
+        alone = await Wal.with_config(WalConfig(dir=tmp_path / "wal" / "default" / "t" / "1"))
+        async with world.broker() as client:
+            topic = client.broker.topics[T]
+            assert isinstance(topic.problem, LockedError)
+            await alone.close()
+            await until(lambda: topic.problem is None)
 
     run(act())

@@ -264,7 +264,7 @@ wal_cloud:
 """
     asyncio.run(compose.open_metadata(loads(text, "test").config, read_only=True))
     options = {"ca": Path("/ca"), "cert": Path("/cert"), "key": Path("/key"), "user": "u", "password": "p"}
-    assert asked == [(("a:1", "b:2"), options)]
+    assert asked == [(("a:1", "b:2"), options | {"root": "/danube-data", "read_only": True})]
 
 
 def test_memory_is_for_the_process_that_has_it():

@@ -64,7 +64,7 @@ def test_a_start_asks_the_store_nothing_about_topics_whose_removal_is_complete(t
         factory = world.factory()
         world.store.calls.clear()
         assert await factory.start() == []
-        assert (world.store.calls, factory._removals) == ([], {})
+        assert (world.store.calls, factory._removals, len(factory._locks)) == ([], {}, 0)
         new = await factory.for_topic(T)
         await new.append_messages(messages(0, 1))
         assert world.log_directory(generation=2).is_dir()

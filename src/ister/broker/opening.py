@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from ister.broker.storage_policies import apply_storage_policies
-from ister.core.errors import BusyError, DrainingError, IsterError, UnknownOutcomeError
+from ister.core.errors import (
+    BusyError,
+    DrainingError,
+    InvalidConfigError,
+    IsterError,
+    LockedError,
+    UnknownOutcomeError,
+)
 from ister.core.retry import backoff_s, is_transient
 from ister.storage.lake_storage import LakeStorage
 from ister.storage.registry import TopicTakenError
@@ -80,9 +87,12 @@ async def open_stored(
 def may_pass(problem: IsterError) -> bool:
     """Return True if a topic with this problem may be opened, or deleted, later without a restart.
 
-    Opening looks before it acts, so an outcome that was unknown the last time is known the next time.
+    Opening looks before it acts, so an outcome that was unknown the last time is known the next time. A lock is released
+    when its owner ends, and a permission may be granted while the broker runs.
     """
-    return is_transient(problem) or isinstance(problem, UnknownOutcomeError | TopicTakenError)
+    return is_transient(problem) or isinstance(
+        problem, UnknownOutcomeError | TopicTakenError | LockedError | InvalidConfigError
+    )
 
 
 class TopicRetries:

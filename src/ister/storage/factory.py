@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -165,7 +166,7 @@ class WalStorageFactory:
         self._closing = False
         self._started = asyncio.Event()
         self._started.set()
-        self._locks: dict[TopicName, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
         assert config.wal.dir is not None, "TopicsConfig refuses that"
         assert not isinstance(config.wal.dir, str), "WalConfig makes it a path"
         self._root = LogRoot(self._files, config.wal.dir)
