@@ -208,6 +208,19 @@ async def test_what_is_released_is_not_written_though_others_are():
 
 
 @on_a_loop
+async def test_what_is_released_can_not_be_moved_and_holds_retention_back_as_before():
+    metadata = MemoryMetadata()
+    ours = cursors(metadata)
+    await ours.adopt("s")
+    await ours.put("s", 3)
+    ours.release("s")
+    for move in (ours.put, ours.advance):
+        with pytest.raises(DrainingError, match="not served by this broker now"):
+            await move("s", 9)
+    assert ours.kept() == {"s": 3}
+
+
+@on_a_loop
 async def test_a_late_write_is_fenced_and_after_adopting_anew_it_goes_on():
     metadata = MemoryMetadata()
     late, now = cursors(metadata), cursors(metadata)

@@ -299,6 +299,24 @@ async def test_a_broker_that_lost_its_lease_delivers_and_saves_nothing_more():
 
 
 @on_a_loop
+async def test_nobody_joins_a_subscription_that_is_lost_while_that_is_written(monkeypatch):
+    async with world_with() as world, world.reader(FIRST) as client:
+        await client.subscribe(T, name="first", kind=SHARED)
+        records = client.broker.records
+        save = records.save_subscription
+
+        async def lost_meanwhile(*args):
+            await save(*args)
+            client.broker.holding._holders._lease.lose()
+            await until(lambda: not client.broker.topics[T].subscriptions)
+
+        monkeypatch.setattr(records, "save_subscription", lost_meanwhile)
+        with pytest.raises(DrainingError):
+            await client.subscribe(T, name="second", kind=SHARED)
+        assert not client.broker.consumers, "or a consumer could be served by two brokers"
+
+
+@on_a_loop
 async def test_a_bug_in_ending_one_subscription_does_not_keep_the_others_that_are_lost():
     """C12."""
 

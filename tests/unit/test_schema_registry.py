@@ -36,9 +36,9 @@ class Topics:
             raise NotFoundError(f"topic {topic} not found")
         return self.bound[str(topic)]
 
-    async def set_schema(self, topic, schema):
-        await self.schema_of(topic)
-        self.bound[str(topic)] = schema
+    async def change_schema(self, topic, change):
+        self.bound[str(topic)] = change(await self.schema_of(topic))
+        return self.bound[str(topic)]
 
 
 def run(test):

@@ -40,6 +40,7 @@ from ister.core.errors import (
     UnknownOutcomeError,
     UnknownTopicError,
 )
+from ister.core.hold import hold_lost
 from ister.core.names import TopicName, partition_of
 from ister.core.schemas import TopicSchema
 from ister.ports.clock import SystemClock
@@ -458,10 +459,13 @@ class Broker:
             if found.record.topic_schema.subject is None:
                 await self._save_schema(found, replace(found.record.topic_schema, subject=subject))
 
-    async def set_schema(self, topic: TopicName, schema: TopicSchema) -> None:
-        """Bind a topic to a schema, durably."""
+    async def change_schema(self, topic: TopicName, change: Callable[[TopicSchema], TopicSchema]) -> TopicSchema:
+        """Bind a topic to what `change` makes of its present binding, durably."""
         async with self.changing(topic):
-            await self._save_schema(self.topic(str(topic)), schema)
+            found = self.topic(str(topic))
+            schema = change(found.record.topic_schema)
+            await self._save_schema(found, schema)
+            return schema
 
     async def _save_schema(self, topic: Topic, schema: TopicSchema) -> None:
         record = topic.record.model_copy(update={"topic_schema": schema})
@@ -473,25 +477,26 @@ class Broker:
     async def create_namespace(self, namespace: str) -> None:
         """Make a namespace."""
         check_namespace(namespace)
-        if namespace in self.namespaces:
-            raise AlreadyExistsError(f"namespace {namespace} exists already")
-        await self.ensure_namespace(namespace)
+        async with self._setting:
+            if namespace in self.namespaces:
+                raise AlreadyExistsError(f"namespace {namespace} exists already")
+            await self.ensure_namespace(namespace)
         log.info("namespace_created", namespace=namespace)
 
     async def delete_namespace(self, namespace: str) -> None:
         """Delete a namespace that has no topics."""
-        self.namespace(namespace)
-        if namespace in NAMESPACES:
-            raise PreconditionError(f"namespace {namespace} always exists")
-        names = [topic.name for topic in self.topics.values()]
-        if any(name.namespace == namespace for name in (*names, *self._making)):
-            raise PreconditionError(f"namespace {namespace} has topics; delete them first")
-        record = self.namespaces.pop(namespace)  # first, so that no topic is made in it meanwhile
-        try:
-            await self.records.forget_namespace(namespace)
-        except BaseException:
-            self.namespaces[namespace] = record
-            raise
+        async with self._setting:
+            self.namespace(namespace)
+            if namespace in NAMESPACES:
+                raise PreconditionError(f"namespace {namespace} always exists")
+            if self._names_in(namespace):
+                raise PreconditionError(f"namespace {namespace} has topics; delete them first")
+            record = self.namespaces.pop(namespace)  # first, so that no topic is made in it meanwhile
+            try:
+                await self.records.forget_namespace(namespace)
+            except BaseException:
+                self.namespaces[namespace] = record
+                raise
         log.info("namespace_removed", namespace=namespace)
 
     def namespace(self, namespace: str) -> NamespaceRecord:
@@ -511,6 +516,11 @@ class Broker:
         self.namespace(namespace)
         return [topic for topic in self.all_topics() if topic.name.namespace == namespace]
 
+    def _names_in(self, namespace: str) -> list[TopicName]:
+        """Return the names of a namespace's topics, those too that are just being made, sorted."""
+        names = {topic.name for topic in self.topics.values()} | self._making
+        return sorted(name for name in names if name.namespace == namespace)
+
     def namespace_policies(self, namespace: str) -> CompletePolicies:
         """Return the policies that hold for a namespace's topics unless they say otherwise."""
         return merge(self.namespace(namespace).policies, Policies(), self.settings.policies)
@@ -522,16 +532,17 @@ class Broker:
         record = NamespaceRecord(policies=policies)
         async with self._setting:
             require_table(merge(policies, Policies(), self.settings.policies), f"namespace {namespace}")
-            for topic in self.topics_of(namespace):
-                if topic.reliable:
-                    merged = merge(policies, topic.record.policies, self.settings.policies)
-                    require_table(merged, f"topic {topic.text}")
+            for hosted in self.topics_of(namespace):
+                if hosted.reliable:
+                    merged = merge(policies, hosted.record.policies, self.settings.policies)
+                    require_table(merged, f"topic {hosted.text}")
             await self.records.save_namespace(namespace, record)
             self.namespaces[namespace] = record
         log.info("namespace_policies_set", namespace=namespace, policies=policies.to_json())
-        for topic in self.topics_of(namespace):
-            async with self.changing_hosted(topic) as hosted:
-                if not hosted or topic.problem is not None:
+        for name in self._names_in(namespace):
+            async with self.changing(name):
+                topic = self.topics.get(str(name))
+                if topic is None or topic.closing or topic.problem is not None:
                     continue
                 effective = self.effective(topic.name, topic.record)
                 try:
@@ -624,6 +635,11 @@ class Broker:
             await self.holding.give_up(topic, name)
         return found
 
+    def check_served(self, topic: Topic, subscription: Subscription) -> None:
+        """Raise if a subscription was lost while something was written: another broker may serve it now."""
+        if topic.subscriptions.get(subscription.name) is not subscription:
+            raise hold_lost(topic.text, subscription.name)
+
     async def forget_consumers(self, topic: Topic, subscription: Subscription, gone: list[Consumer]) -> None:
         """Forget some consumers, durably; one that comes back while that is written stays."""
         while True:
@@ -645,8 +661,10 @@ class Broker:
 
     async def remove_subscription(self, topic: Topic, name: str) -> None:
         """Forget a subscription with its progress."""
+        subscription = topic.subscriptions[name]
         await self.records.forget_subscription(topic.name, name)
-        subscription = topic.subscriptions.pop(name)
+        self.check_served(topic, subscription)
+        del topic.subscriptions[name]
         subscription.close(NotFoundError(f"subscription {name} of topic {topic.text} was removed"))
         for consumer in subscription.consumers.values():
             self.consumers.pop(consumer.id, None)

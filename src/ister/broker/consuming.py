@@ -145,6 +145,7 @@ class Consuming:
         changed = record.model_copy(update={"kind": kind, "consumers": consumers})
         if changed != record:
             await broker.records.save_subscription(topic.name, subscription.name, changed)
+            broker.check_served(topic, subscription)
             for gone in [c for c in subscription.consumers.values() if c.name not in consumers]:
                 subscription.leave(gone)
                 broker.consumers.pop(gone.id, None)

@@ -20,6 +20,8 @@ from ister.core.schemas import Compatibility, SchemaType, TopicSchema, Validatio
 from ister.rpc.danube_schema_pb2 import ListSubjectsRequest, ListSubjectsResponse, SubjectSummary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ister.broker.schema_records import SchemaVersion
     from ister.broker.schema_store import SchemaStore
 
@@ -33,8 +35,8 @@ class TopicSchemas(Protocol):
         """Return a topic's binding; NotFoundError when the topic is not here."""
         ...
 
-    async def set_schema(self, topic: TopicName, schema: TopicSchema) -> None:
-        """Bind a topic, durably; NotFoundError when the topic is not here."""
+    async def change_schema(self, topic: TopicName, change: Callable[[TopicSchema], TopicSchema]) -> TopicSchema:
+        """Bind a topic to what `change` makes of its present binding, durably; NotFoundError when the topic is not here."""
         ...
 
 
@@ -202,7 +204,7 @@ class SchemaRegistry:
         policy = ValidationPolicy.parse(request.validation_policy)
         self._latest(request.schema_subject)
         schema = TopicSchema(request.schema_subject, policy, request.enable_payload_validation)
-        await self._topics.set_schema(topic, schema)
+        await self._topics.change_schema(topic, lambda _: schema)
         _tell(topic, schema)
         message = f"Topic {topic} is bound to subject {schema.subject}, validation {policy}"
         return pb.ConfigureTopicSchemaResponse(success=True, message=message)
@@ -213,11 +215,13 @@ class SchemaRegistry:
         """Change what is checked of a topic's messages."""
         topic = TopicName.parse(request.topic_name)
         policy = ValidationPolicy.parse(request.validation_policy)
-        present = await self._topics.schema_of(topic)
-        if present.subject is None:
-            raise PreconditionError(f"topic {topic} has no schema subject; configure one first")
-        schema = replace(present, validation=policy, payload_validation=request.enable_payload_validation)
-        await self._topics.set_schema(topic, schema)
+
+        def change(present: TopicSchema) -> TopicSchema:
+            if present.subject is None:
+                raise PreconditionError(f"topic {topic} has no schema subject; configure one first")
+            return replace(present, validation=policy, payload_validation=request.enable_payload_validation)
+
+        schema = await self._topics.change_schema(topic, change)
         _tell(topic, schema)
         message = f"Validation of topic {topic} is {policy}"
         return pb.UpdateTopicValidationPolicyResponse(success=True, message=message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from ister.core.hold import hold_lost
 from ister.storage.cursors import NOTHING_FINISHED
 from ister.storage.progress import MetadataCursors
 
@@ -52,12 +53,31 @@ class SharedCursors(MetadataCursors):
             self._released |= {subscription}
             self._wanted[subscription] = self._lowest[subscription] = self._stored[subscription] = kept
 
+    async def advance(self, subscription: str, cursor: int) -> int:
+        """Move a subscription on; refused when it was let go of, before or meanwhile."""
+        self._check_adopted(subscription)
+        moved = await super().advance(subscription, cursor)
+        self._check_adopted(subscription)
+        return moved
+
+    async def put(self, subscription: str, cursor: int) -> int:
+        """Move a subscription to a place; refused when it was let go of, before or meanwhile."""
+        self._check_adopted(subscription)
+        moved = await super().put(subscription, cursor)
+        self._check_adopted(subscription)
+        return moved
+
     async def advance_known(
         self, wanted: Mapping[str, int], finished: Mapping[str, Ranges] = NOTHING_FINISHED
     ) -> dict[str, int]:
         """Move those subscriptions on that are known and not let go of."""
         served = {name: at for name, at in wanted.items() if name not in self._released}
         return await super().advance_known(served, {name: finished[name] for name in finished if name in served})
+
+    def _check_adopted(self, subscription: str) -> None:
+        """Raise for what is not written here: counted as saved, it would let retention delete what others still need."""
+        if subscription in self._released:
+            raise hold_lost(str(self._topic), subscription)
 
     async def _write(self, name: str, cursor: int, finished: Ranges) -> None:
         if name not in self._released:
