@@ -19,6 +19,6 @@ TABLE_MUTANTS = [
     Mutant("deletes objects that the table does not hold, unproven", ObjectKeeper, "_let_go",
            "await self._table.table.prove(start, below)", "below = oldest[-1].start"),
     Mutant("prunes behind a table that is not as far, unproven", WalStorage, "prune",
-           "await prove_held(self._objects, self._table, self.log_start, below)",
+           "await self._prove_held(below)",
            "below = max(ends, default=self.log_start)"),
 ]  # fmt: skip
