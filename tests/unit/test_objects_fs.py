@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ister.core.errors import MissingObjectError, PutUnknownError, StoreRefusedError, StoreUnavailableError
-from ister.ports.objects import FsStore
+from ister.ports.objects import FsStore, ObjectInfo
 from ister.ports.objects.fs import DRAFTS
 from services.objects_contract import keys
 
@@ -128,6 +128,19 @@ def test_a_directory_whose_name_could_not_be_synced_is_not_used(tmp_path, monkey
     assert asyncio.run(store.put_if_absent("d/x", b"1")).size == 1
 
 
+def test_a_disk_that_is_unmounted_while_it_is_used_fails_the_next_put_of_each_directory(tmp_path):
+    """I22: so that each topic looks for its objects before it puts more."""
+    store = FsStore(tmp_path / "o")
+    for key in ("a/1/x", "b/1/x"):
+        asyncio.run(store.put_if_absent(key, b"1"))
+    (tmp_path / "o").rename(tmp_path / "disk")
+    (tmp_path / "o").mkdir()
+    for key in ("a/1/y", "b/1/y"):
+        assert isinstance(ending(store, key, b"1"), StoreUnavailableError)
+    assert asyncio.run(store.put_if_absent("c/1/y", b"1")).size == 1
+    assert isinstance(ending(store, "b/1/y", b"1"), ObjectInfo), "told once: whoever asks again has looked"
+
+
 def test_an_object_and_a_directory_cannot_share_a_name(tmp_path):
     async def main():
         store = FsStore(tmp_path)
@@ -197,7 +210,7 @@ def test_a_listing_looks_only_where_its_prefix_leads(tmp_path, monkeypatch):
 
 PUTS = """
 import asyncio, sys
-from ister.ports.objects import FsStore
+from ister.ports.objects import FsStore, ObjectInfo
 
 async def main():
     store = FsStore(sys.argv[1])

@@ -1,5 +1,8 @@
 """Objects that are described and missing: a disk that is not mounted, and objects that someone deleted (I22)."""
 
+import asyncio
+import shutil
+
 import pytest
 from cloud_parts import again, messages, named, open_parts, run, told, until
 from test_factory import T, World, read
@@ -8,6 +11,7 @@ from test_uploader_faults import check_objects
 from ister.cloud import uploader
 from ister.cloud.uploader import NotInCloudError
 from ister.core.errors import MetadataUnknownError, MissingObjectError
+from ister.core.names import TopicName
 from ister.wal import AckLevel
 
 
@@ -42,6 +46,29 @@ def test_nothing_is_put_on_a_disk_that_is_not_mounted_and_uploads_go_on_once_it_
         await until(lambda: carrier.uploaded.value == 12)
         assert storage.upload_problem is None
         assert await storage.append_messages(messages(12, 13)) == range(12, 13)
+        await factory.shutdown()
+
+    run(story())
+
+
+def test_a_disk_that_is_unmounted_while_topics_use_it_is_noticed_by_each_of_them(tmp_path):
+    """I22."""
+
+    async def story():
+        world = World(tmp_path)
+        factory = world.factory(level=AckLevel.CLOUD)
+        topics = [TopicName("default", name) for name in "abc"]
+        storages = [await factory.for_topic(topic) for topic in topics]
+        for storage in storages:
+            await storage.append_messages(messages(0, 5))
+        (tmp_path / "objects").rename(tmp_path / "disk")
+        (tmp_path / "objects").mkdir()
+        appends = [asyncio.create_task(storage.append_messages(messages(5, 6))) for storage in storages]
+        await until(lambda: all(storage.upload_problem is not None for storage in storages))
+        assert list((tmp_path / "objects").rglob("*.dnb")) == []
+        shutil.rmtree(tmp_path / "objects")
+        (tmp_path / "disk").rename(tmp_path / "objects")
+        assert await asyncio.gather(*appends) == [range(5, 6)] * 3
         await factory.shutdown()
 
     run(story())

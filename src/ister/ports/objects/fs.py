@@ -68,6 +68,7 @@ class FsStore:
         self._root = Path(root).absolute()
         self._ready = False
         self._durable: set[Path] = set()
+        self._used: set[Path] = set()
 
     @property
     def name(self) -> str:
@@ -146,6 +147,7 @@ class FsStore:
             draft = self._root / DRAFTS / secrets.token_hex(12)
             try:
                 _write(draft, data)
+                self._refuse_lost(final.parent)
                 self._ensure_directory(final.parent)
                 (give_name or _link)(draft, final)
             finally:
@@ -162,7 +164,14 @@ class FsStore:
         except OSError as error:
             # The object has its name, but a power cut may take it away; a second sync would prove nothing.
             raise PutUnknownError(self.name, key, os.strerror(error.errno or errno.EIO)) from error
+        self._used.add(final.parent)
         return ObjectInfo(key, len(data), "")
+
+    def _refuse_lost(self, directory: Path) -> None:
+        """Fail once where a directory of ours is gone: the disk was perhaps unmounted, and the caller should look first."""
+        if directory in self._used and not directory.is_dir():
+            self._used.discard(directory)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _ensure_directory(self, directory: Path) -> None:
         """Make a directory and those above it, each durable before anything is put into it.
