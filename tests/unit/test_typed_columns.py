@@ -24,8 +24,9 @@ from ister.core.typed.decode import UNKNOWN_MAX
 from ister.core.typed.shape import Decimal, Field, List, Map, Opaque, Primitive, Struct, arrow_type
 from ister.lake.evolve import own_columns, value_shape
 from ister.lake.schema import SCHEMA, arrow_of
+from ister.pipeline import typed as typed_values
 from ister.pipeline.client import BrokerRefusedError, BrokerUnavailableError
-from ister.pipeline.typed import MET_MAX, Schemas
+from ister.pipeline.typed import MET_MAX, VERSIONS_MAX, Schemas
 from ister.rpc import ister_v1_pb2 as pb
 
 
@@ -115,7 +116,7 @@ class Registry:
         return pb.GetSchemaResponse(schema_id=schema_id, version=version, schema_type="string")
 
 
-TABLE = SimpleNamespace(identifier=("default", "t"), schema=SimpleNamespace(schema_id=0))
+TABLE = SimpleNamespace(identifier=("default", "t"), schema=SimpleNamespace(schema_id=0, model_dump_json=lambda: "{}"))
 
 
 def test_schemas_that_messages_name_are_met_by_each_partition_that_has_such_messages():
@@ -132,6 +133,37 @@ def test_a_schema_that_is_not_there_may_be_there_later():
     assert schemas.meet(TABLE, [(7, 1)]) == 0
     registry.known.add((7, 1))
     assert schemas.meet(TABLE, [(7, 1)]) == 1
+
+
+def test_a_task_is_given_a_bounded_number_of_versions_the_newest_and_those_that_messages_name(monkeypatch):
+    """K3: all definitions travel to every task."""
+    registry = Registry(*((7, version) for version in range(1, 1001)))
+    schemas = Schemas(registry)
+    monkeypatch.setattr(typed_values, "evolve", lambda *_: Struct())
+    monkeypatch.setattr(typed_values, "shape_of", lambda _: Struct())
+    found = schemas.typed((7, 1000), TABLE)
+    assert [version for _, version, _, _ in found.definitions] == list(range(1000 - VERSIONS_MAX + 1, 1001))
+    assert len(registry.asked) == VERSIONS_MAX
+    assert schemas.meet(TABLE, [(7, 3)]) == 1
+    found = schemas.typed((7, 1000), TABLE)
+    assert found.definitions[0][1] == 3
+
+
+def test_a_task_is_given_definitions_of_a_bounded_size(monkeypatch):
+    """K3."""
+    registry = Registry(*((7, version) for version in range(1, 11)), (8, 1), (9, 1))
+    schemas = Schemas(registry)
+    monkeypatch.setattr(typed_values, "DEFINITION_BYTES_MAX", 3_500)
+    monkeypatch.setattr(typed_values, "evolve", lambda *_: Struct())
+    monkeypatch.setattr(typed_values, "shape_of", lambda _: Struct())
+    monkeypatch.setattr(
+        typed_values, "_readable", lambda found: ("string", bytes(2_000 if found.schema_id > 7 else 1_000))
+    )
+    monkeypatch.setattr(typed_values, "_parsed", lambda *_: None)
+    found = schemas.typed((7, 10), TABLE)
+    assert [version for _, version, _, _ in found.definitions] == [8, 9, 10]
+    assert schemas.meet(TABLE, [(8, 1), (9, 1), (8, 1)]) == 2, "one of them is too much"
+    assert schemas._met[TABLE.identifier] == {(8, 1)}
 
 
 @pytest.mark.parametrize("named", [(0, 1), (-5, 1), (7, 0), (7, -1)])

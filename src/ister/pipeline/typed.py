@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+VERSIONS_MAX = 256
+"""How many versions of its topic's schema a task is given, the newest; older ones are met when messages name them."""
+DEFINITION_BYTES_MAX = 16 << 20
+"""Bytes of definitions that a task is given of its topic's schema, and as many of those that messages name."""
 MET_MAX = 256
 """How many schemas that its topic does not follow one table may meet, in the life of a process: all travel to every task."""
 
@@ -79,7 +83,7 @@ class Schemas:
         for schema_id, version in named:
             if len(met) < MET_MAX and schema_id > 0 and (version is None or version > 0):
                 found = self._find(schema_id, version or 0)
-                if found is not None and self._known[found] is not None:
+                if found is not None and found in self._within_limit([*(met - {found}), found]):
                     met.add(found)
                     there += 1
         return there
@@ -98,13 +102,27 @@ class Schemas:
         return (latest, table.schema.schema_id, len(self._met.get(table.identifier, ())))
 
     def _make(self, latest: Version, table: LakeTable) -> Typed | None:
-        versions = {(latest[0], version) for version in range(1, latest[1] + 1)}
+        oldest = max(1, latest[1] - VERSIONS_MAX + 1)
+        versions = self._within_limit((latest[0], version) for version in range(latest[1], oldest - 1, -1))
         versions |= self._met.get(table.identifier, set())
         definitions = tuple((*version, *found) for version in sorted(versions) if (found := self._definition(version)))
         shapes = [shape for one in definitions if (shape := shape_of(_parsed(one[2], one[3]))) is not None]
         if not shapes or evolve(table, shapes) is None:
             return None
         return Typed(table.schema.model_dump_json(), definitions, latest)
+
+    def _within_limit(self, versions: Iterable[Version]) -> set[Version]:
+        """Return the first of some versions, as many as their definitions may be large together."""
+        found: set[Version] = set()
+        size = 0
+        for version in versions:
+            definition = self._definition(version)
+            size += 0 if definition is None else len(definition[1])
+            if size > DEFINITION_BYTES_MAX:
+                break
+            if definition is not None:
+                found.add(version)
+        return found
 
     def _definition(self, version: Version) -> tuple[str, bytes] | None:
         """Return a schema; None for a version that was deleted, or that this release cannot read: for ever, both of them."""
