@@ -21,6 +21,8 @@ class SimTable:
         self.network = network or Network(random.Random(0))
         self.rows = []
         self.missing: set[int] = set()
+        self.skips_missing = False
+        """What a stream does where rows are missing (`on_missing`)."""
         self.down = self.moved = self.closed = False
         self.snapshots = self.looks = self.opens = self.reads = 0
         self.proved: list[tuple[int, int]] = []
@@ -92,6 +94,7 @@ class SimTableStream:
         self._table = table
         self._stop = stop
         self.next_offset = start
+        self.skipped_upto = 0
 
     async def read(self):
         if self.next_offset >= self._stop:
@@ -99,7 +102,13 @@ class SimTableStream:
         table = self._table
         table.reads += 1
         await table._send("read")
+        if table.skips_missing:
+            while self.next_offset in table.missing and self.next_offset < self._stop:
+                self.next_offset += 1
+                self.skipped_upto = self.next_offset
         stop = min(self._stop, self.next_offset + table.network.rng.randint(1, 7))
+        if table.skips_missing:
+            stop = min([stop, *(offset for offset in table.missing if offset >= self.next_offset)])
         table.check(self.next_offset, stop)
         await table.network.answer(table._down("read"))
         found = table.rows[self.next_offset : stop]

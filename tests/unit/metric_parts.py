@@ -80,6 +80,7 @@ class FakeSubscription:
     acked: int = 50
     nacked: int = 9
     dead_lettered: int = 1
+    problem: IsterError | None = None
     dispatch: FakeDispatch = field(default_factory=FakeDispatch)
     streams: int = 2
 

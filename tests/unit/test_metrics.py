@@ -101,6 +101,7 @@ SUBSCRIPTION_VALUES = {
     "ister_subscription_cursor": 55,
     "ister_subscription_unacked": 4,
     "ister_subscription_waiting": 6,
+    "ister_subscription_problem": 0,
     "ister_subscription_skipped_total": 3,
     "danube_subscription_terminal_blocked": 0,
     "ister_subscription_acked_total": 50,

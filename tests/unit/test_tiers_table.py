@@ -422,3 +422,25 @@ def test_a_hole_between_table_and_objects_is_an_error_that_names_it(tmp_path):
         await parts.close()
 
     run(story())
+
+
+def test_j3_a_reader_that_skips_missing_rows_says_which(tmp_path):
+    async def story():
+        parts = await tabled(tmp_path)
+        await object_keeper(parts).tick()
+        parts.table.missing, parts.table.skips_missing = {0, 5, 8, 9}, True
+        reader = await parts.storage.create_reader(StartPosition.offset(0))
+        assert reader.skipped_upto == 0
+        found, gaps, expected = [], [], 0
+        while len(found) < 21:
+            batch = await reader.read()
+            if batch[0].offset != expected:
+                assert reader.skipped_upto == batch[0].offset
+                gaps.append((expected, batch[0].offset))
+            found += [message.offset for message in batch]
+            expected = batch[-1].offset + 1
+        assert (found, gaps) == ([n for n in range(25) if n not in parts.table.missing], [(0, 1), (5, 6), (8, 10)])
+        await reader.close()
+        await parts.close()
+
+    run(story())

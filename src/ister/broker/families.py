@@ -165,6 +165,9 @@ RELIABLE: tuple[Family[SubscriptionFigures], ...] = (
         "1 if a poisoned message holds it up.",
         lambda f: int(f.reliable.dispatch.blocked),
     ),
+    _gauge(
+        "ister_subscription_problem", "1 if messages cannot be read.", lambda f: int(f.reliable.problem is not None)
+    ),
     _counter("ister_subscription_skipped", "Messages no filter takes.", lambda f: f.reliable.dispatch.skipped),
     _counter("ister_subscription_acked", "Messages acknowledged.", lambda f: f.reliable.acked),
     _counter("danube_subscription_nack", "Messages refused by consumers.", lambda f: f.reliable.nacked),

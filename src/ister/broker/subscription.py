@@ -18,7 +18,8 @@ from ister.core.dispatch import Dispatch, SubscriptionType
 from ister.core.errors import BusyError, IsterError, LogClosedError, OffsetOutOfRangeError
 from ister.core.failure import FailurePolicy
 from ister.core.rate import TokenBucket
-from ister.storage.persistent import ReadsAhead
+from ister.core.retry import backoff_s, is_transient
+from ister.storage.persistent import ReadsAhead, SkipsMissing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,7 +34,8 @@ log = structlog.get_logger()
 FINISHED_RANGES_MAX = 10_000
 """How many ranges are saved of what is finished beyond a cursor: about 200 KB. What lies beyond comes again after a stop."""
 RETRY_S = 1.0
-"""How long a read that failed for now is left alone."""
+RETRY_MAX_S = 30.0
+"""How long a read that failed is left alone, the first time and at most."""
 SKIPPED_LOG_S = 60.0
 """How often at most it is logged that messages are skipped."""
 LETTER_CAUSES_MAX = 16
@@ -99,6 +101,7 @@ class ReliableSubscription:
         self.consumers: dict[str, Consumer] = {}
         self.delivered = self.delivered_bytes = self.acked = self.nacked = self.dead_lettered = 0
         self.problem: IsterError | None = None
+        """Why messages could not be read the last time; None once they could."""
         self._home = home
         self._window = window
         self._grace_s = grace_s
@@ -121,8 +124,10 @@ class ReliableSubscription:
         self._rate = TokenBucket(rate, self._loop.time())
         self._replay = 0
         """When the cursor was last reset, 0 if never since the start: an answer to an earlier delivery means nothing."""
+        self._failures = 0
+        """How often in a row messages could not be read."""
         self._resume_at = 0.0
-        """When reading may begin; later than now after a bug."""
+        """When reading may begin; later than now after a bug, and after an error that ended the streams."""
         self._dispatch = Dispatch(
             record.kind, cursor, window=record.window or window, policy=record.failure_policy or FailurePolicy(),
             grace_s=grace_s, finished=finished,
@@ -189,7 +194,7 @@ class ReliableSubscription:
 
     def open_stream(self, consumer: Consumer) -> Stream:
         """Begin to deliver; an earlier stream of the same consumer ends."""
-        if self.problem is not None:
+        if self.problem is not None and self._reading is None and self._loop.time() < self._resume_at:
             raise self.problem
         if consumer.stream is not None:
             consumer.stream.end()  # and no more: the consumer has not left, so an active one stays so
@@ -301,6 +306,8 @@ class ReliableSubscription:
 
     def _restart(self, cursor: int, finished: Sequence[tuple[int, int]]) -> None:
         self._rest()
+        self.problem = None
+        self._failures, self._resume_at = 0, 0.0
         self._dispatch.restart(self.record.kind, cursor, self._loop.time(), finished=finished)
         for consumer in self.consumers.values():
             if consumer.stream is not None:
@@ -452,19 +459,26 @@ class ReliableSubscription:
                 self._settle()
             except LogClosedError:
                 return
-            except BusyError as error:
-                log.warning("reading_waits", topic=self._home.text, subscription=self.name, cause=str(error))
-                await asyncio.sleep(RETRY_S)
             except IsterError as error:
-                self._fail(error)
-                return
+                if not (isinstance(error, BusyError) or is_transient(error)):
+                    self._fail(error)
+                    return
+                log.warning("reading_waits", topic=self._home.text, subscription=self.name, cause=str(error))
+                await asyncio.sleep(self._failed(error))
+
+    def _failed(self, error: IsterError) -> float:
+        """Take note that messages could not be read; return how long to wait before the next attempt."""
+        self.problem = error
+        self._failures += 1
+        return backoff_s(self._failures, RETRY_MAX_S, RETRY_S)
 
     def _fail(self, error: IsterError) -> None:
-        """Stop with an error that only a person can mend; consumers are told."""
+        """End every stream with an error that only a person can mend; whoever comes later lets reading be tried again."""
         log.error("reading_stopped", topic=self._home.text, subscription=self.name, cause=str(error))
-        self.problem = error
         self._reading = None  # it is this task, which ends by itself
-        self.close(error)
+        self._rest()
+        self._resume_at = self._loop.time() + self._failed(error)
+        self._end_streams(error)
 
     def _start_over(self) -> None:
         """End every stream after a bug, and forget what was decided: whoever comes again begins anew at the cursor.
@@ -488,7 +502,24 @@ class ReliableSubscription:
                 continue
             self._ahead = await reader.read()
             self._ahead_at = 0
+            self._read_succeeded()
+            if isinstance(reader, SkipsMissing):
+                self._skip_missing(dispatch, reader.skipped_upto)
             self._settle()
+
+    def _skip_missing(self, dispatch: Dispatch, skipped_upto: int) -> None:
+        """Finish the offsets in front of what was just read, if the reader skipped them because they are missing."""
+        start, stop = dispatch.next_offset, self._ahead[0].offset if self._ahead else 0
+        if start < stop <= skipped_upto:
+            log.error("missing_messages_skipped", topic=self._home.text, subscription=self.name, start=start, stop=stop)
+            dispatch.skip_missing(stop, self._loop.time())
+            self._home.cursor_moved()
+
+    def _read_succeeded(self) -> None:
+        self._failures = 0
+        if self.problem is not None:
+            self.problem = None
+            log.info("reading_resumed", topic=self._home.text, subscription=self.name)
 
     # --- dead letters -------------------------------------------------------------------------------------------------
 

@@ -272,6 +272,11 @@ class ReliableView(Protocol):
         ...
 
     @property
+    def problem(self) -> IsterError | None:
+        """Why messages could not be read the last time."""
+        ...
+
+    @property
     def dispatch(self) -> DispatchView:
         """What decides."""
         ...

@@ -21,6 +21,11 @@ class Stream(Protocol):
         """The offset that will be read next."""
         ...
 
+    @property
+    def skipped_upto(self) -> int:
+        """The offset behind the last one that is missing and was skipped, 0 when none was."""
+        ...
+
     async def read(self) -> list[StreamMessage]:
         """Return the next messages; none at the end."""
         ...
@@ -44,6 +49,8 @@ class Following(Batches, Generic[S]):
         super().__init__()
         self._next = offset
         self._stream: S | None = None
+        self.skipped_upto = 0
+        """The offset behind the last one that is missing and was skipped, 0 when none was."""
 
     @property
     def next_offset(self) -> int:
@@ -73,6 +80,7 @@ class Following(Batches, Generic[S]):
                 await self.close()
                 raise
             self._next = stream.next_offset
+            self.skipped_upto = max(self.skipped_upto, stream.skipped_upto)
             if found:
                 return found
             await self.close()

@@ -326,6 +326,8 @@ class LakeStream:
         self._table = table
         self._next = start
         self._stop = stop
+        self.skipped_upto = 0
+        """The offset behind the last one that is missing and was skipped, 0 when none was."""
         self._queue: asyncio.Queue[Rows | BaseException] = asyncio.Queue(table.reads.options.prefetch_size)
         self._pump: asyncio.Task[None] | None = None
 
@@ -363,11 +365,13 @@ class LakeStream:
                 self._pump = asyncio.create_task(self._read_ahead(rows))
             item = await self._queue.get()
             if isinstance(item, StopAsyncIteration):
-                self._next = self._stop  # the rest was missing, and skipping it was asked for
+                self._next = self.skipped_upto = self._stop  # the rest was missing, and skipping it was asked for
                 break
             if isinstance(item, BaseException):
                 self._queue.put_nowait(item)  # whoever asks again is told again
                 raise item
+            if item.chunk.start > self._next:
+                self.skipped_upto = item.chunk.start  # otherwise the scan would have raised
             self._next = item.chunk.stop
             return item
         return None

@@ -41,6 +41,16 @@ class ReadsAhead(Protocol):
         ...
 
 
+@runtime_checkable
+class SkipsMissing(Protocol):
+    """A reader that may be told to skip messages that its table should have and has not (`on_missing: skip`)."""
+
+    @property
+    def skipped_upto(self) -> int:
+        """The offset behind the last one that was skipped, 0 when none was: a gap in front of it is on purpose."""
+        ...
+
+
 class PersistentStorage(Protocol):
     """One topic's messages and the progress of its subscriptions.
 

@@ -20,6 +20,11 @@ class TableStream(Protocol):
         """The offset that will be read next."""
         ...
 
+    @property
+    def skipped_upto(self) -> int:
+        """The offset behind the last one that is missing and was skipped, as it was told to; 0 when none was."""
+        ...
+
     async def read(self) -> list[StreamMessage]:
         """Return the next messages, a bounded number; none at the end."""
         ...

@@ -27,6 +27,7 @@ from ister.core.errors import (
 from ister.core.handoff import NOTHING, Serve, Span, Tier, serve
 from ister.core.offsets import StartPosition
 from ister.core.segment import parse_key
+from ister.storage.persistent import SkipsMissing
 
 if TYPE_CHECKING:
     from ister.cloud import CloudReader, Uploader
@@ -181,6 +182,8 @@ class TieredReader(Batches):
         self._next: int = wal.next_offset if position.at is None else position.at
         self._from_log: LogReader | None = None
         self._from_later: LaterReader | None = None
+        self.skipped_upto = 0
+        """The offset behind the last one that the table should have and has not, and that was skipped; 0 when none was."""
         self._unreadable = NOTHING
         self._lost = NOTHING
         self._decide()  # an offset that nobody holds is told now
@@ -227,6 +230,8 @@ class TieredReader(Batches):
                 return []
             raise failure
         self._next = stream.next_offset
+        if isinstance(stream, SkipsMissing):
+            self.skipped_upto = max(self.skipped_upto, stream.skipped_upto)
         return messages
 
     async def _read_log(self) -> list[StreamMessage]:
