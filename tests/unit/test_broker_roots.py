@@ -8,6 +8,7 @@ from cloud_parts import named, told
 
 from ister.broker import subscription as subscription_module
 from ister.broker import sweeping
+from ister.broker.records import SubscriptionRecord
 from ister.broker.status import status_of
 from ister.core.errors import BusyError, DrainingError
 from ister.core.failure import FailurePolicy, Poison
@@ -165,6 +166,22 @@ def test_a_topic_that_is_being_closed_does_not_end_the_sweeping(tmp_path, monkey
                 await client.producer(topic)
                 await client.subscribe(topic)
             await until(lambda: closing and not client.broker.consumers)
+
+    asyncio.run(act())
+
+
+def test_a_topic_that_is_being_changed_does_not_hold_up_the_sweeping_of_others(tmp_path):
+    """C12."""
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker(consumer_expiry_s=0.0) as client:
+            await client.producer(T)
+            await client.producer("/default/u")
+            async with client.broker.changing(client.broker.topics[T].name):
+                client.broker.topics[T].open_subscription("s", SubscriptionRecord(consumers={"c": ()}), 0)
+                await client.subscribe("/default/u")
+                await until(lambda: not client.broker.topics["/default/u"].subscriptions["s"].consumers)
+            await until(lambda: not client.broker.topics[T].subscriptions["s"].consumers)
 
     asyncio.run(act())
 

@@ -257,8 +257,7 @@ class Broker:
     @asynccontextmanager
     async def changing(self, name: TopicName) -> AsyncIterator[None]:
         """Let one change of a topic (with its partitions) happen at a time."""
-        part = partition_of(name)
-        key = str(name if part is None else part[0])
+        key = _change_key(name)
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()
@@ -266,6 +265,11 @@ class Broker:
             if self.draining:
                 raise DrainingError("the broker is stopping; look the topic up again")
             yield
+
+    def is_changing(self, name: TopicName) -> bool:
+        """Return True while a topic (or one of its partitions) is changed."""
+        lock = self._locks.get(_change_key(name))
+        return lock is not None and lock.locked()
 
     @asynccontextmanager
     async def changing_hosted(self, topic: Topic) -> AsyncIterator[bool]:
@@ -673,6 +677,11 @@ class Broker:
             if self.holding is not None:
                 await self.holding.give_up(topic, name)
         log.info("subscription_removed", topic=topic.text, subscription=name)
+
+
+def _change_key(name: TopicName) -> str:
+    part = partition_of(name)
+    return str(name if part is None else part[0])
 
 
 def check_namespace(namespace: str) -> None:

@@ -148,11 +148,14 @@ class Holding:
 
     async def sweep(self, topic: Topic, now: float) -> None:
         """Give up what nobody consumes any more."""
-        await self._holders.settle()
         for name in [name for name in topic.subscriptions if self._is_idle(topic, name, now)]:
             async with self._broker.changing_hosted(topic) as hosted:
                 if hosted and self._is_idle(topic, name, self._loop.time()):
                     await self.put_down(topic, name)
+
+    async def settle(self) -> None:
+        """Tell metadata what was given up and could not be told before."""
+        await self._holders.settle()
 
     async def close(self) -> None:
         """Give up everything; progress was saved before."""

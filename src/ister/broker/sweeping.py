@@ -13,7 +13,6 @@ from ister.core.errors import DrainingError, IsterError
 
 if TYPE_CHECKING:
     from ister.broker.broker import Broker
-    from ister.broker.following import Following
     from ister.broker.stream import Consumer
     from ister.broker.topic import Subscription, Topic
 
@@ -29,13 +28,13 @@ async def sweep(broker: Broker) -> None:
     loop = asyncio.get_running_loop()
     for number in count(1):
         await asyncio.sleep(SWEEP_S)
-        if broker.following is not None and number % FOLLOW_SWEEPS == 0:
-            await _follow(broker.following)
+        await _follow(broker, look=number % FOLLOW_SWEEPS == 0)
         now = loop.time()
         for topic in list(broker.topics.values()):
             try:
                 topic.forget_silent_producers(now)
-                if topic.subscriptions and topic.problem is None:
+                # A change may take minutes, and its topic has its turn a second later: the others do not wait for it.
+                if topic.subscriptions and topic.problem is None and not broker.is_changing(topic.name):
                     await _sweep_topic(broker, topic, now)
             except DrainingError:
                 if broker.draining:
@@ -46,12 +45,15 @@ async def sweep(broker: Broker) -> None:
                 log.exception("sweep_failed", topic=topic.text)
 
 
-async def _follow(following: Following) -> None:
+async def _follow(broker: Broker, *, look: bool) -> None:
     try:
-        await following.refresh()
+        if broker.holding is not None:
+            await broker.holding.settle()
+        if broker.following is not None and look:
+            await broker.following.refresh()
     except IsterError as error:
         log.warning("following_waits", cause=str(error))
-    except Exception:  # the root of a task, as below
+    except Exception:  # the root of a task, as above
         log.exception("following_waits")
 
 
