@@ -301,16 +301,14 @@ class WalStorageFactory:
         """Carry away what waits, as far as time allows, and close every topic; raises the first failure at the end."""
         self._closing = True
         timeout_s = self.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
+        ends = asyncio.get_running_loop().time() + timeout_s
         if self._remover is not None:
-            self._remover.cancel()
-            await asyncio.wait({self._remover})
-        if self._tasks:  # what is not done at the next start
+            await _cancel(str(self._root.path), {self._remover})
+        if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
-        closing = [self._close(opened, timeout_s) for opened in self._open.values()]
+            await _cancel(str(self._root.path), late)  # what they leave undone, the next start does
+        left_s = max(0.0, ends - asyncio.get_running_loop().time())
+        closing = [self._close(opened, left_s) for opened in self._open.values()]
         self._open.clear()
         failures = [result for result in await asyncio.gather(*closing, return_exceptions=True) if result is not None]
         await self._root.disown()
@@ -470,16 +468,7 @@ class WalStorageFactory:
                 await self._close_table(opened)
 
     async def _end_tasks(self, opened: _Open) -> None:
-        """Cancel a topic's tasks and wait for their end; what swallows a cancellation is cancelled again, and then left."""
-        tasks = set(opened.tasks)
-        for attempt in range(CANCELS_MAX):
-            for task in tasks:
-                task.cancel()
-            _, tasks = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
-            if not tasks:
-                return
-            log.error("task_not_cancelled", topic=opened.storage.wal.config.name, attempt=attempt + 1,
-                      tasks=sorted(task.get_name() for task in tasks))  # fmt: skip
+        await _cancel(opened.storage.wal.config.name, set(opened.tasks))
 
     async def _close(self, opened: _Open, timeout_s: float) -> None:
         await self._end_tasks(opened)
@@ -488,7 +477,7 @@ class WalStorageFactory:
                 async with asyncio.timeout(timeout_s):
                     await opened.uploader.drain()
             except (IsterError, TimeoutError) as error:
-                cause = str(error) or f"it took longer than {timeout_s:g} s"
+                cause = str(error) or f"it took longer than {timeout_s:.3g} s"
                 log.warning("not_all_uploaded", topic=opened.uploader.topic, offset=opened.uploader.uploaded.value,
                             cause=cause)  # fmt: skip
             opened.uploader.end()
@@ -569,6 +558,19 @@ class WalStorageFactory:
 
     def _lock(self, topic: TopicName) -> asyncio.Lock:
         return self._locks.setdefault(topic, asyncio.Lock())
+
+
+async def _cancel(topic: str, tasks: set[asyncio.Task[T]]) -> None:
+    """Cancel tasks and wait for their end; what swallows a cancellation is cancelled again, and then left."""
+    for attempt in range(CANCELS_MAX):
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, tasks = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
+        if not tasks:
+            return
+        log.error("task_not_cancelled", topic=topic, attempt=attempt + 1,
+                  tasks=sorted(task.get_name() for task in tasks))  # fmt: skip
 
 
 def _log_failure(topic: TopicName, deletion: asyncio.Task[T]) -> None:
