@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ister.cloud.checkpoint import UPLOAD_NAME
 from ister.core.columns import decode_batch
 from ister.core.errors import (
     CorruptLogError,
@@ -20,7 +21,9 @@ from ister.core.errors import (
 from ister.core.message import MsgID, StreamMessage
 from ister.core.offsets import StartPosition
 from ister.ports.files import OsFiles
+from ister.storage.cursors import CURSORS_NAME
 from ister.wal import AckLevel, SyncMode, Wal, WalConfig
+from ister.wal.checkpoint import CHECKPOINT_NAME
 from ister.wal.directory import FileNames
 from ister.wal.view import LogView
 
@@ -223,7 +226,7 @@ def test_a_log_with_other_file_names_is_not_opened_as_an_empty_one(tmp_path, oth
 def test_opening_removes_its_own_drafts_and_no_other_file(tmp_path):
     """I3."""
     segment = "wal-0000000001-00000000000000000000.log"
-    drafts = [f"{segment}.tmp", "checkpoint.json.tmp", "cursors.json.tmp", "upload.json.tmp"]
+    drafts = [f"{segment}.tmp", f"{CHECKPOINT_NAME}.tmp", f"{CURSORS_NAME}.tmp", f"{UPLOAD_NAME}.tmp"]
     others = ["notes.tmp", f"topic{segment[3:]}.tmp", f"{segment}.aside", f"topic{segment[3:]}.aside", "wal.log.tmp"]
 
     async def main():

@@ -11,6 +11,7 @@ from ister.core.errors import CorruptCursorsError, MissingFileError, ResourceExh
 from ister.core.message import MsgID, StreamMessage
 from ister.core.offsets import StartPosition
 from ister.core.retry import TRANSIENT_ERRNOS, is_transient
+from ister.ports.slots import Slots
 from ister.storage.cursors import CursorFile
 from ister.wal import Wal, WalConfig
 from ister.wal.view import LogView
@@ -28,8 +29,9 @@ def message(n):
 class LimitedFiles(SimFiles):
     """A simulated file system with a table of descriptors, which is full during some of the calls."""
 
-    def __init__(self, full_from=0, full_calls=0, free=0):
+    def __init__(self, full_from=0, full_calls=0, free=0, slots=None):
         super().__init__()
+        self.slots = Slots(slots) if slots else None
         self.calls = self.held = self.refused = 0
         self._full = range(full_from, full_from + full_calls)
         self._free = free
@@ -107,6 +109,9 @@ async def one_life(files, life):
     assert cursors.kept() == ({"s": MESSAGES} if life else {})
     for n in range(life * MESSAGES, (life + 1) * MESSAGES):
         assert await again(wal.append, message(n)) == n
+        if n % 15 == 0 and files.slots is not None:
+            wal.rest()
+            await asyncio.sleep(0.1)
     await again(wal.sync)
     await again(wal.rotate)
     await again(cursors.advance, "s", wal.next_offset)
@@ -132,15 +137,15 @@ async def story(files):
     return [m.payload for m in found]
 
 
-@pytest.mark.parametrize(("full_calls", "free"), [(1, 0), (4, 0), (4, 1)])
-def test_no_moment_without_descriptors_damages_or_stops_a_log(full_calls, free):
+@pytest.mark.parametrize(("full_calls", "free", "slots"), [(4, 0, 2), (4, 1, None)])
+def test_no_moment_without_descriptors_damages_or_stops_a_log(full_calls, free, slots):
     """I7."""
-    untouched = LimitedFiles()
-    expected = run(story(untouched))
-    assert expected[-1] == message(2 * MESSAGES - 1).payload
+    untouched = LimitedFiles(slots=slots)
+    run(story(untouched))
+    expected = [message(n).payload for n in range(MESSAGES // 2, 2 * MESSAGES)]
     refused = 0
     for full_from in range(untouched.calls):
-        files = LimitedFiles(full_from, full_calls, free)
+        files = LimitedFiles(full_from, full_calls, free, slots)
         with told() as events:
             found = run(story(files))
         assert found[-len(expected) :] == expected, full_from
