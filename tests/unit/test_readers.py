@@ -88,6 +88,8 @@ class MemoryTable:
 
 
 class MemoryRows:
+    skipped_upto = 0
+
     def __init__(self, table, start, stop):
         self.table, self.next_offset, self.stop = table, start, stop
 
@@ -429,6 +431,27 @@ async def test_whoever_gives_up_saves_first_and_whoever_drains_gives_up():
         number = await second.subscribe(T, "t")
         async with second.receive(number) as stream:
             assert offsets(await stream.take(7)) == [3, 4, 5, 6, 7, 8, 9]
+
+
+@on_a_loop
+async def test_what_was_acknowledged_beyond_the_cursor_goes_with_a_subscription_to_another_broker():
+    """J6."""
+    async with world_with() as world, world.reader(FIRST) as first, world.reader(SECOND) as second:
+        number = await first.subscribe(T)
+        async with first.receive(number) as stream:
+            got = await stream.take(5)
+            for at in (1, 2, 4):
+                await first.ack(got[at])
+        await first.broker.holding.put_down(first.broker.topics[T], "s")
+        number = await second.subscribe(T)
+        async with second.receive(number) as stream:
+            got = await stream.take(4)
+            assert offsets(got) == [0, 3, 5, 6]
+            await second.ack(got[0])
+        await second.broker.holding.put_down(second.broker.topics[T], "s")
+        number = await first.subscribe(T)
+        async with first.receive(number) as stream:
+            assert offsets(await stream.take(3)) == [3, 5, 6]
 
 
 @on_a_loop

@@ -440,6 +440,8 @@ class ReliableSubscription:
         dispatch = self._dispatch
         while True:
             try:
+                if dispatch.cursor > dispatch.next_offset:  # what lies between was finished before the last stop
+                    dispatch.skip_missing(dispatch.cursor, self._loop.time())
                 reader = await self._home.read_from(dispatch.next_offset)
                 try:
                     await self._read_on(reader)
