@@ -13,6 +13,7 @@ import ister
 from ister.broker.pipelines import NotInLakeError
 from ister.broker.status import INTERNAL_TEXT, OWN, STATUSES, TEXT_BYTES_MAX, status_of
 from ister.cli.app import app
+from ister.cli.pipeline import NotCarriedError
 from ister.cli.remote import OFFSET_KEY, PENDING_LEVEL_KEY, StoredError
 from ister.cloud.uploader import NotInCloudError
 from ister.config.problems import ConfigError, Problem
@@ -44,6 +45,7 @@ ELSEWHERE = ("ister.cli.", "ister.storage.iceberg", "ister.storage.pipeline_port
 """Where no broker is: commands, and what programs use that have a storage of their own."""
 MADE = {
     ConfigError: lambda: ConfigError(SECRET, [Problem(1, "wal.dir", SECRET)]),
+    NotCarriedError: lambda: NotCarriedError({"/default/orders": SECRET}),
     NotInTableError: lambda: NotInTableError([Behind("/default/orders", 3, 7)], 30.0),
     StoredError: lambda: StoredError(SECRET, {OFFSET_KEY: "6", PENDING_LEVEL_KEY: "lake"}),
 }
