@@ -341,3 +341,24 @@ async def test_the_window_bounds_what_is_out_and_changes_while_messages_flow(bro
             await raw.ack(message, "sub")
         await stream.nothing()
         stream.cancel()
+
+
+async def test_the_official_client_echoes_which_delivery_it_acknowledges(broker, topic):
+    """J1: the acknowledgement of what was delivered before a reset does not finish what is delivered since."""
+    await prepare(broker, topic)
+    async with Official(broker) as client, broker.raw() as raw:
+
+        async def progress():
+            found = (await raw.ask("DescribeSubscription", topic=topic, subscription="sub")).subscription
+            return found.cursor, found.unacked
+
+        consumer = await client.consumer(topic, "sub", kind=SubType.SHARED)
+        await (await client.producer(topic)).send(b"again")
+        before = await consumer.next()
+        await raw.ask("ResetCursor", topic=topic, subscription="sub", earliest=True)
+        since = await consumer.next()
+        assert (before.payload, before.msg_id.topic_offset) == (since.payload, since.msg_id.topic_offset)
+        await consumer.ack(before)
+        assert await progress() == (0, 1)
+        await consumer.ack(since)
+        assert await progress() == (1, 0)
