@@ -8,6 +8,7 @@ from broker_parts import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, BrokerWorld, F
 from danube.proto.DanubeApi_pb2 import ReceiveRequest, StreamMessage
 
 from ister.broker.v1_admin import V1Admin
+from ister.cli.consume_lines import from_wire
 from ister.core.delivery_id import DeliveryId, split_delivery_id, with_delivery_id
 from ister.core.errors import DeniedError
 from ister.core.failure import FailurePolicy, Poison
@@ -454,3 +455,10 @@ def test_a_remembered_consumer_that_does_not_come_back_after_a_restart_keeps_nob
                     await client.subscribe(T, name="another")
 
     asyncio.run(act())
+
+
+def test_what_the_command_line_shows_of_a_message_is_what_its_producer_sent():
+    """J1."""
+    delivered = StreamMessage(payload=b"x")
+    delivered.msg_id.broker_addr = with_delivery_id("http://b:6650", DeliveryId(2, 0))
+    assert from_wire(delivered).msg_id.broker_addr == "http://b:6650"
