@@ -7,6 +7,7 @@ from broker_parts import EXCLUSIVE, KEY_SHARED, SHARED, BrokerWorld, until
 from cloud_parts import named, told
 from danube.proto.DanubeApi_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from ister.broker import consuming as consuming_module
 from ister.broker import stream as stream_module
 from ister.broker.letters import letter_message
 from ister.broker.records import SubscriptionRecord
@@ -298,7 +299,7 @@ def test_a_remembered_consumer_counts_as_new_once_its_grace_is_over(tmp_path, re
     """J11."""
 
     async def act():
-        async with BrokerWorld(tmp_path).broker() as client:
+        async with BrokerWorld(tmp_path).broker(consumer_grace_s=LONG_AGO_S / 2) as client:
             await client.producer(T, reliable=reliable)
             await client.broker.set_topic_policies(client.broker.topics[T].name, policies)
             first = await client.subscribe(T, name="a", kind=SHARED)
@@ -318,16 +319,35 @@ def test_a_remembered_consumer_counts_as_new_once_its_grace_is_over(tmp_path, re
 
 
 @pytest.mark.parametrize(("policies", "error"), LIMITS)
+def test_a_consumer_beyond_the_limits_is_refused_after_a_pause(tmp_path, monkeypatch, policies, error):
+    """J11."""
+    monkeypatch.setattr(consuming_module, "PAUSE_S", 0.05)
+
+    async def act():
+        async with BrokerWorld(tmp_path).broker(consumer_grace_s=LONG_AGO_S / 2) as client:
+            await client.producer(T)
+            await client.broker.set_topic_policies(client.broker.topics[T].name, policies)
+            first = await client.subscribe(T, name="a", kind=SHARED)
+            age(client, first)
+            await client.subscribe(T, name="b", kind=SHARED)
+            began = asyncio.get_running_loop().time()
+            await refused_stream(client, first, error)
+            assert asyncio.get_running_loop().time() - began >= 0.05, "clients ask again at once"
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize(("policies", "error"), LIMITS)
 def test_after_a_restart_those_who_come_first_have_the_places(tmp_path, policies, error):
     """J11."""
 
     async def act():
         world = BrokerWorld(tmp_path)
-        async with world.broker() as client:
+        async with world.broker(consumer_grace_s=LONG_AGO_S / 2) as client:
             await client.producer(T)
             numbers = [await client.subscribe(T, name=name, kind=SHARED) for name in "ab"]
             await client.broker.set_topic_policies(client.broker.topics[T].name, policies)
-        async with world.broker() as client:
+        async with world.broker(consumer_grace_s=LONG_AGO_S / 2) as client:
             async with client.receive(numbers[1]):
                 await refused_stream(client, numbers[0], error)
             async with client.receive(numbers[0]):

@@ -51,6 +51,8 @@ log = structlog.get_logger()
 FILTERS_MAX = 256
 FILTER_CHARS_MAX = 255
 REASON_CHARS_MAX = 1024
+PAUSE_S = 0.2
+"""How long a consumer for which there is no place waits to be told so."""
 
 
 class Consuming:
@@ -176,7 +178,11 @@ class Consuming:
             raise NotFoundError(f"consumer {request.consumer_id} not found; subscribe first")
         topic, subscription, consumer = found
         topic.check()
-        _check_limits(topic, subscription, consumer.name, asyncio.get_running_loop().time())
+        try:
+            _check_limits(topic, subscription, consumer.name, asyncio.get_running_loop().time())
+        except (DeniedError, LimitError):
+            await asyncio.sleep(PAUSE_S)  # Python's client asks again at once, for ever
+            raise
         stream = subscription.open_stream(consumer)
         try:
             outbox, reliable = stream.outbox, subscription.reliable
