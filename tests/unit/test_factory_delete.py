@@ -2,9 +2,11 @@
 
 import asyncio
 
+import pytest
 from cloud_parts import until
 
 from ister.cloud import UploadOptions
+from ister.core.errors import StoreUnavailableError
 from ister.core.message import StreamMessage
 from ister.ports.metadata import MemoryMetadata
 from ister.ports.objects import FsStore
@@ -19,6 +21,13 @@ class SlowStore(FsStore):
         super().__init__(root)
         self.begun, self.go = asyncio.Event(), asyncio.Event()
         self.under_way = []
+        self.down = False
+
+    async def list(self, prefix, *, after=""):
+        if self.down:
+            raise StoreUnavailableError(self.name, "list", "no route")
+        async for info in super().list(prefix, after=after):
+            yield info
 
     async def put_if_absent(self, key, data):
         self.begun.set()
@@ -50,7 +59,8 @@ def test_f20_a_put_that_is_under_way_ends_before_its_topic_is_deleted(tmp_path):
     asyncio.run(main())
 
 
-def test_a_put_that_outlives_the_deletion_of_its_topic_is_removed_by_the_next_start(tmp_path):
+@pytest.mark.parametrize("how", ["at once", "after a failure", "in the background"])
+def test_a_put_that_outlives_the_deletion_of_its_topic_is_removed_by_the_next_start(tmp_path, how):
     """I1: the removal of a topic counts as complete only if nothing can be put any more."""
 
     async def main():
@@ -63,11 +73,18 @@ def test_a_put_that_outlives_the_deletion_of_its_topic_is_removed_by_the_next_st
         await storage.append_message(StreamMessage(b"x"))
         async with asyncio.timeout(20):
             await store.begun.wait()
-            await factory.delete_topic("/default/t")
+            if how == "after a failure":
+                store.down = True
+                with pytest.raises(StoreUnavailableError):
+                    await factory.delete_topic("/default/t")
+                store.down = False
+            await factory.delete_topic("/default/t", in_background=how == "in the background")
+            await until(lambda: not factory._removals)
             store.go.set()
             await asyncio.gather(*store.under_way)
             assert len([info.key async for info in store.list("")]) == 1
             await factory.shutdown()
+            assert storage.wal.closed
             factory = WalStorageFactory(config, store=store, metadata=metadata)
             assert await factory.start() == []
             await until(lambda: not factory._removals)

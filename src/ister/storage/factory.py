@@ -160,6 +160,8 @@ class WalStorageFactory:
         self._open: dict[TopicName, _Open] = {}
         self._removals: dict[TopicName, TopicRecord] = {}
         """Deleted topics of which something may be left; removed in the background."""
+        self._unsettled: set[tuple[TopicName, int]] = set()
+        """Deleted generations of which an object may still be put; the next start removes them once more."""
         self._remover: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[object]] = set()
         """Openings and deletions under way, which `shutdown` waits for."""
@@ -290,9 +292,12 @@ class WalStorageFactory:
             self.problems.pop(name, None)
             try:
                 opened = self._open.pop(name, None)
-                settled = opened is None or await self._release(opened)
+                if opened is not None:
+                    self._unsettled.add((name, record.generation))
+                    if await self._release(opened, 0.0 if in_background else self.config.drain_timeout_s):
+                        self._unsettled.discard((name, record.generation))
                 if not in_background:
-                    await self._remove(name, record, complete=settled)
+                    await self._remove(name, record)
             finally:
                 if name in self._removals:
                     self._remove_later(name, record)
@@ -449,13 +454,13 @@ class WalStorageFactory:
 
     # --- closing and deleting -----------------------------------------------------------------------------------------
 
-    async def _release(self, opened: _Open) -> bool:
+    async def _release(self, opened: _Open, settle_s: float) -> bool:
         """Close a topic that is deleted; returns False if an object may still be put.
 
         A failure to close it does not matter.
         """
         try:
-            return opened.uploader is None or await opened.uploader.settle(self.config.drain_timeout_s)
+            return opened.uploader is None or await opened.uploader.settle(settle_s)
         finally:
             await self._end_tasks(opened)
             if opened.uploader is not None:
@@ -490,11 +495,8 @@ class WalStorageFactory:
         if opened.storage.table is not None:
             await opened.storage.table.table.close()
 
-    async def _remove(self, topic: TopicName, record: TopicRecord, *, complete: bool = True) -> None:
-        """Remove what is left of a deleted generation; can be done again and again.
-
-        It is not `complete` if an object may still be put: then the next start removes it once more.
-        """
+    async def _remove(self, topic: TopicName, record: TopicRecord) -> None:
+        """Remove what is left of a deleted generation; can be done again and again."""
         catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
         # The log first, because that asks for its lock: nothing is taken from a topic that another process has open.
         await self._root.remove(topic, record.generation)
@@ -503,7 +505,7 @@ class WalStorageFactory:
             await self._store.delete(key)
         described = await catalog.clear()
         await drop_cursors(self._metadata, self._progress_root, topic, record.generation)
-        if complete:
+        if (topic, record.generation) not in self._unsettled:
             await self._registry.mark_removed(topic, record.generation)
         self._removals.pop(topic, None)
         log.info(
