@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cloud_parts import DEADLINE_S, TroubledStore, messages, named, open_parts, run, told, until
@@ -13,7 +14,7 @@ from ister.core.names import TopicName
 from ister.core.retain import RetentionPolicy
 from ister.core.segment import object_key
 from ister.ports.metadata import MemoryMetadata
-from ister.ports.objects import FsStore
+from ister.ports.objects import FsStore, StoreSettings, open_store
 from ister.storage import factory as factory_module
 from ister.storage.factory import TopicsConfig, WalStorageFactory
 from ister.storage.retention import Keeper, ReliableOptions
@@ -216,6 +217,28 @@ def test_a_wrong_answer_about_an_object_that_was_just_put_stops_no_upload(tmp_pa
         assert not parts.uploader.stopped
         parts.store.fail["put"] = [wrong] * (EQUAL_ANSWERS - 1)
         assert await parts.storage.append_messages(messages(5, 6)) == range(5, 6), "counted from the start again"
+        await parts.close()
+
+    run(story())
+
+
+def test_a_proxy_that_answers_for_the_store_behind_a_put_stops_no_upload(tmp_path, soon, monkeypatch):
+    """L1."""
+
+    async def story():
+        store = open_store(StoreSettings("memory", "proxied"))
+        parts = await open_parts(tmp_path, store=TroubledStore(store), level=AckLevel.CLOUD)
+        look, wrong = store._look, [27, 27, 27]
+
+        async def proxied(key):
+            found = await look(key)
+            return SimpleNamespace(content_length=wrong.pop(), etag="", content_md5="") if found and wrong else found
+
+        monkeypatch.setattr(store, "_look", proxied)
+        parts.run_uploader()
+        assert await parts.storage.append_messages(messages(0, 5)) == range(5)
+        assert (parts.uploader.stopped, wrong) == (False, [])
+        await parts.read_objects(0, 5)
         await parts.close()
 
     run(story())
