@@ -1,6 +1,6 @@
 """The simulated twins of the object store and the metadata store: remote, durable, and reached over a bad network.
 
-A call may fail before it did anything, or do it and lose the answer. A put whose answer was lost may have been sent
+A call may fail before it did anything, or do it and lose the answer, or give a wrong answer. A put whose answer was lost may have been sent
 twice, and its second copy may land much later, even after a restart. What the stores hold survives every crash of ours.
 """
 
@@ -38,6 +38,17 @@ class Network:
         self.on_step(op, key)
         if self.rng.random() < self.trouble:
             raise before
+
+    def lies(self) -> bool:
+        """Return True if a wrong answer is given, as a proxy may do."""
+        return bool(self.trouble) and self.rng.random() < self.trouble / 2
+
+    def spoil(self, data: bytes) -> bytes:
+        """Return the bytes as they arrive: sometimes with one bit changed."""
+        if not data or not self.lies():
+            return data
+        at = self.rng.randrange(len(data))
+        return data[:at] + bytes([data[at] ^ 1 << self.rng.randrange(8)]) + data[at + 1 :]
 
     async def answer(self, lost: Exception) -> None:
         await asyncio.sleep(self.rng.choice((0.0, 0.0, 0.001)))
@@ -123,12 +134,12 @@ class SimStore:
             raise CorruptObjectError(key, -1, -1, f"it is not the one with etag {etag}")
         if stop > len(data):
             raise CorruptObjectError(key, len(data), -1, f"it has {len(data)} bytes only")
-        return data[start:stop]
+        return self.network.spoil(data[start:stop])
 
     async def stat(self, key):
         check_key(self.name, key)
         await self.network.send("stat", key, StoreUnavailableError(self.name, "stat", "no answer"))
-        return self._info(key) if key in self.objects else None
+        return self._info(key) if key in self.objects and not self.network.lies() else None
 
     async def list(self, prefix, *, after=""):
         check_prefix(self.name, prefix)
