@@ -26,6 +26,10 @@ class Part(NamedTuple):
     partition_last: int = OFFSET_MAX
     append_time_us: int = 0
     """When the newest message in it was stored; 0 when it does not say."""
+    spec_id: int = 0
+    """The partition spec that it was written by."""
+    partition_values: tuple[object, ...] = ()
+    """Where it lies in that spec: its day, and what else a user partitions by."""
 
 
 class TableEnd(NamedTuple):

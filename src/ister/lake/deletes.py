@@ -59,7 +59,7 @@ def deleted_of(part: Part, deletes: Iterable[Delete], files: FileIO) -> Deleted 
         if delete.file.content == DataFileContent.POSITION_DELETES:
             if delete.sequence >= part.sequence and _may_name(delete.file, part.path):
                 positions.append(_positions(delete.file, part.path, files))
-        elif delete.sequence > part.sequence:
+        elif delete.sequence > part.sequence and delete.is_in_partition_of(part):
             values.append(_values(delete.file, files))
     if not positions and not values:
         return None

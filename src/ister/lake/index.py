@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
     from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.typedef import Record
 
 OFFSET_ID = 1
 PARTITION_ID = 2
@@ -24,10 +25,17 @@ APPEND_TIME_ID = 3
 
 
 class Delete(NamedTuple):
-    """A delete file, and the number that says which data files are older."""
+    """A delete file, the number that says which data files are older, and which partition it is for."""
 
     file: DataFile
     sequence: int
+    spec_id: int
+    partition_values: tuple[object, ...]
+
+    def is_in_partition_of(self, part: Part) -> bool:
+        """Return True if it is for the data file's partition, or for all: its spec has no partition fields."""
+        ours = (self.spec_id, self.partition_values)
+        return not self.partition_values or ours == (part.spec_id, part.partition_values)
 
 
 class Listing(NamedTuple):
@@ -88,11 +96,21 @@ def plan_scan(before: Snapshot | None, after: Snapshot, files: FileIO) -> Change
 def _read(manifest: ManifestFile, files: FileIO) -> Listing:
     entries = manifest.fetch_manifest_entry(files, discard_deleted=True)
     if manifest.content == ManifestContent.DELETES:
-        return Listing((), tuple(Delete(entry.data_file, entry.sequence_number or 0) for entry in entries))
-    return Listing(tuple(_part(entry) for entry in entries if entry.data_file.content == DataFileContent.DATA), ())
+        return Listing((), tuple(_delete(entry, manifest.partition_spec_id) for entry in entries))
+    data = [entry for entry in entries if entry.data_file.content == DataFileContent.DATA]
+    return Listing(tuple(_part(entry, manifest.partition_spec_id) for entry in data), ())
 
 
-def _part(entry: ManifestEntry) -> Part:
+def _delete(entry: ManifestEntry, spec_id: int) -> Delete:
+    file = entry.data_file
+    return Delete(file, entry.sequence_number or 0, spec_id, _values(file.partition))
+
+
+def _values(partition: Record) -> tuple[object, ...]:
+    return tuple(partition[place] for place in range(len(partition)))
+
+
+def _part(entry: ManifestEntry, spec_id: int) -> Part:
     file = entry.data_file
     lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
     return Part(
@@ -105,6 +123,8 @@ def _part(entry: ManifestEntry) -> Part:
         _bound(lower, PARTITION_ID, 0),
         _bound(upper, PARTITION_ID, OFFSET_MAX),
         _bound(upper, APPEND_TIME_ID, 0),
+        spec_id,
+        _values(file.partition),
     )
 
 

@@ -17,7 +17,7 @@ from ister.lake.files import is_local
 from ister.lake.schema import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from pyiceberg.io import FileIO
 
@@ -54,7 +54,7 @@ def read_lane(
     """
     with files.new_input(part.path).open(seekable=True) as source:
         file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=not is_local(part.path))
-        columns = _columns_of(file.schema_arrow, fields.keys() | (deleted.equality_ids if deleted else set()))
+        columns = columns_of(file.schema_arrow, fields.keys(), deleted.equality_ids if deleted else set())
         first_row = 0
         for group in range(file.metadata.num_row_groups):
             about = file.metadata.row_group(group)
@@ -68,21 +68,13 @@ def _read_group(
     file: pq.ParquetFile,
     group: int,
     first_row: int,
-    columns: dict[int, str],
+    columns: dict[int, str | None],
     wish: Wish | None,
     deleted: Deleted | None,
 ) -> Iterator[pa.RecordBatch]:
-    about = file.metadata.row_group(group)
-    row_bytes = max(1, about.total_byte_size // max(1, about.num_rows))
-    rows_each = min(BATCH_ROWS, max(BATCH_ROWS_MIN, BATCH_BYTES // row_bytes))
-    for batch in file.iter_batches(batch_size=rows_each, row_groups=[group], columns=list(columns.values())):
-        by_id = pa.RecordBatch.from_arrays(
-            [
-                batch.column(name).cast(pa.int32()) if field_id in NARROW else batch.column(name)
-                for field_id, name in columns.items()
-            ],
-            names=[str(field_id) for field_id in columns],
-        )
+    rows_each, names = rows_a_batch(file.metadata.row_group(group)), [name for name in columns.values() if name]
+    for batch in file.iter_batches(batch_size=rows_each, row_groups=[group], columns=names):
+        by_id = by_field_id(batch, columns)
         keep = None if wish is None else _wanted(by_id, wish)
         if deleted is not None and (left := deleted.kept(first_row, by_id)) is not None:
             keep = left if keep is None else keep & left
@@ -92,16 +84,34 @@ def _read_group(
             yield rows
 
 
-def _columns_of(schema: pa.Schema, wanted: set[int]) -> dict[int, str]:
-    """Return the names that the wanted fields have in this file: a column may have been renamed since, or before."""
+def rows_a_batch(about: pq.RowGroupMetaData) -> int:
+    """Return how many rows of a row group are read at a time, so that a batch has a few MiB."""
+    row_bytes: int = max(1, about.total_byte_size // max(1, about.num_rows))
+    return min(BATCH_ROWS, max(BATCH_ROWS_MIN, BATCH_BYTES // row_bytes))
+
+
+def columns_of(schema: pa.Schema, wanted: Collection[int], optional: Collection[int]) -> dict[int, str | None]:
+    """Return the names that fields have in this file: a column may have been renamed since, or before.
+
+    An `optional` field that was added to the table after the file was written has no name here.
+    """
     names = {int(field.metadata[FIELD_ID]): field.name for field in schema if FIELD_ID in (field.metadata or {})}
     missing = sorted(field_id for field_id in wanted if field_id not in names)
     if missing:
         raise ValueError(f"it has no column with field id {', '.join(map(str, missing))}")
-    return {field_id: names[field_id] for field_id in sorted(wanted)}
+    return {field_id: names.get(field_id) for field_id in sorted({*wanted, *optional})}
 
 
-def _may_hold(about: pq.RowGroupMetaData, columns: dict[int, str], wish: Wish) -> bool:
+def by_field_id(batch: pa.RecordBatch, columns: dict[int, str | None]) -> pa.RecordBatch:
+    """Return columns named by their field ids; one that the file does not have is null in each row."""
+    arrays = []
+    for field_id, name in columns.items():
+        array = pa.nulls(batch.num_rows) if name is None else batch.column(name)
+        arrays.append(array.cast(pa.int32()) if name is not None and field_id in NARROW else array)
+    return pa.RecordBatch.from_arrays(arrays, names=[str(field_id) for field_id in columns])
+
+
+def _may_hold(about: pq.RowGroupMetaData, columns: dict[int, str | None], wish: Wish) -> bool:
     ranges = {OFFSET_ID: (wish.start, wish.stop - 1), PARTITION_ID: (wish.partition, wish.partition)}
     names = {columns[field_id]: wanted for field_id, wanted in ranges.items()}
     for place in range(about.num_columns):

@@ -11,7 +11,7 @@ from base64 import b64decode, b64encode
 from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -129,6 +129,29 @@ def data_file(written: Written, spec_id: int) -> DataFile:
     )
 
 
+def open_copy(stream: OutputStream, schema: pa.Schema) -> pq.ParquetWriter:
+    """Open a Parquet file with the columns of another data file, whoever wrote that."""
+    return _parquet_writer(stream, schema, _columns(schema.serialize().to_pybytes()))
+
+
+def copied_file(old: DataFile, path: str, size: int, writer: pq.ParquetWriter, schema: pa.Schema) -> DataFile:
+    """Return a finished copy of some rows of a data file as an entry of a manifest: in the partition of the old one."""
+    found = _statistics(writer, _columns(schema.serialize().to_pybytes()))
+    copied = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=old.partition,
+        file_size_in_bytes=size,
+        sort_order_id=old.sort_order_id,
+        equality_ids=None,
+        key_metadata=None,
+        **found,
+    )
+    copied.spec_id = old.spec_id
+    return copied
+
+
 class _Writer:
     """The file of a day that is being written, and those that are finished."""
 
@@ -210,6 +233,24 @@ def _columns(schema: bytes) -> _Columns:
     return _Columns(compute_statistics_plan(found, METRICS), parquet_path_to_id_mapping(found))
 
 
+def _parquet_writer(stream: OutputStream, schema: pa.Schema, columns: _Columns) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        stream,
+        schema,
+        compression="zstd",
+        use_dictionary=[column for column in columns.ids if column not in _ALL_DIFFERENT],
+        write_statistics=True,
+        write_page_checksum=True,
+        store_schema=False,
+    )
+
+
+def _statistics(writer: pq.ParquetWriter, columns: _Columns) -> dict[str, Any]:
+    """Return what Iceberg keeps of a file that is closed."""
+    found = data_file_statistics_from_parquet_metadata(writer.writer.metadata, columns.statistics, columns.ids)
+    return found.to_serialized_dict()
+
+
 class _OpenFile:
     """A file under way; on a local disk it is synced when it is closed."""
 
@@ -220,15 +261,7 @@ class _OpenFile:
         self._first = first_offset
         self._last = first_offset - 1
         self._columns = _columns(schema.serialize().to_pybytes())
-        self._writer = pq.ParquetWriter(
-            stream,
-            schema,
-            compression="zstd",
-            use_dictionary=[column for column in self._columns.ids if column not in _ALL_DIFFERENT],
-            write_statistics=True,
-            write_page_checksum=True,
-            store_schema=False,
-        )
+        self._writer = _parquet_writer(stream, schema, self._columns)
 
     def write(self, table: pa.Table) -> None:
         """Write a row group."""
@@ -240,9 +273,7 @@ class _OpenFile:
         self._writer.close()
         size = self.stream.tell()
         self.stream.close()
-        found = data_file_statistics_from_parquet_metadata(
-            self._writer.writer.metadata, self._columns.statistics, self._columns.ids
-        ).to_serialized_dict()
+        found = _statistics(self._writer, self._columns)
         return Written(
             path=self.path,
             bytes=size,

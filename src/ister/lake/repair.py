@@ -17,7 +17,7 @@ import pyarrow as pa
 import structlog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
-from pyiceberg.manifest import DataFileContent
+from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import (
@@ -57,6 +57,7 @@ from ister.lake.errors import (
 from ister.lake.files import is_inside, is_local, of_files, open_io, require_inside, root_of, unreachable
 from ister.lake.index import FileIndex
 from ister.lake.lane import OFFSETS, read_lane
+from ister.lake.rewrite import Behind, Overwrite, discard, replacements
 from ister.lake.schema import differs
 from ister.lake.snapshot import Stage, delete_all, is_superseded, stamp
 
@@ -356,11 +357,7 @@ def mend(diagnosis: Diagnosis) -> None:
             staged = Stage(table, {}, grace_ms=GRACE_MS_MAX).write([], summary, {UPTO: upto}, onto=diagnosis.back_to)
             _commit(table, staged.requirements, staged.updates, _kept(diagnosis.cuts))
         elif diagnosis.ruined or any(cut.rows for cut in diagnosis.cuts):
-            with _Once(table, _kept(diagnosis.cuts)) as transaction:
-                _take_out(transaction, table, diagnosis.ruined, summary)
-                if behind := _behind(diagnosis.cuts):
-                    transaction.delete(behind, snapshot_properties=summary)
-                transaction.set_properties({UPTO: upto})
+            _overwrite(diagnosis, summary)
         else:
             staged = Stage(table, {}, grace_ms=GRACE_MS_MAX).write([], summary, {UPTO: upto})
             _commit(table, staged.requirements, staged.updates, _kept(diagnosis.cuts))
@@ -384,16 +381,24 @@ class _Once(Transaction):
         return self._table
 
 
-def _take_out(transaction: Transaction, table: Table, ruined: Sequence[str], summary: dict[str, str]) -> None:
-    """Let the table forget data files by name: nobody can read which of their rows to keep."""
-    snapshot = table.current_snapshot()
-    if not ruined or snapshot is None:
-        return
-    with transaction.update_snapshot(snapshot_properties=summary).overwrite() as change:
-        for manifest in snapshot.manifests(table.io):
-            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                if entry.data_file.content == DataFileContent.DATA and entry.data_file.file_path in ruined:
-                    change.delete_data_file(entry.data_file)
+def _overwrite(diagnosis: Diagnosis, summary: dict[str, str]) -> None:
+    """Commit the table without its ruined data files and without the rows behind the cuts."""
+    table, snapshot = diagnosis.table, diagnosis.table.current_snapshot()
+    assert snapshot is not None, "it has files"
+    behind = [Behind(cut.partition, cut.keep) for cut in diagnosis.cuts if cut.rows]
+    files = replacements(table, snapshot, diagnosis.ruined, behind)
+    transaction = _Once(table, _kept(diagnosis.cuts))
+    try:
+        with Overwrite(transaction, table.io, summary) as change:
+            for one in files:
+                change.delete_data_file(one.old)
+                if one.new is not None:
+                    change.append_data_file(one.new)
+        transaction.set_properties({UPTO: summary[UPTO]})
+    except BaseException:
+        discard(table.io, files)
+        raise
+    transaction.commit_transaction()
 
 
 def _commit(
@@ -447,9 +452,12 @@ def _counted(summary: Summary | None, rows: int) -> Summary | None:
 
 
 def _written(table: Table, snapshot: Snapshot) -> Iterator[str]:
-    """Name the metadata that were written for a snapshot."""
+    """Name the files that were written for a snapshot."""
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id == snapshot.snapshot_id:
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id:
+                    yield entry.data_file.file_path
             yield manifest.manifest_path
     yield snapshot.manifest_list
 
@@ -544,15 +552,6 @@ def _held(table: Table, snapshot: Snapshot | None) -> tuple[dict[int, Offsets], 
             lost = held.setdefault(number, Offsets())
             lost.end = max(lost.end, part.last + 1 if part.last < OFFSET_MAX else 0)
     return held, ruined
-
-
-def _behind(cuts: Sequence[Cut]) -> str:
-    """Return which rows to delete; with nothing to keep all of a partition, even what has no offset of ours."""
-    return " or ".join(
-        f"(partition = {cut.partition}" + (f" and topic_offset >= {cut.keep})" if cut.keep else ")")
-        for cut in cuts
-        if cut.rows
-    )
 
 
 def _said(error: BaseException) -> str:

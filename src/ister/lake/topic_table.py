@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ister.core.layout import Changes
+    from ister.core.layout import Changes, Part
     from ister.core.message import StreamMessage
     from ister.core.names import TopicName
     from ister.lake.commit import LakeTable
+    from ister.lake.index import Delete
     from ister.lake.scan import Form, Rows
 
 log = structlog.get_logger()
@@ -229,9 +230,26 @@ class LakeTopicTable:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _scan(self, start: int, stop: int, form: Form) -> Scan:
+    def _planned(self, start: int, stop: int) -> tuple[list[Part], tuple[Delete, ...]]:
+        """Return the data files that may hold offsets [start, stop), each once, and the delete files.
+
+        CorruptRowsError when the snapshot lists a data file twice: then each of its rows is in the table twice.
+        """
         with self._lock:
             parts, deletes = self._index.plan(start, stop, self.partition), self._index.deletes
+        seen: set[str] = set()
+        for part in parts:
+            if part.path in seen:
+                raise CorruptRowsError(
+                    self.name,
+                    part.path,
+                    "the snapshot lists it twice, and with it each of its rows; run `ister lake repair`",
+                )
+            seen.add(part.path)
+        return parts, deletes
+
+    def _scan(self, start: int, stop: int, form: Form) -> Scan:
+        parts, deletes = self._planned(start, stop)
         assert self._table is not None, "whoever knows how far it goes has found it"
         options = self.reads.options
         source = Source(
@@ -306,14 +324,18 @@ class LakeTopicTable:
         """Return which offsets are there, by the column that says so."""
         assert self._table is not None, "it was looked at"
         held = np.zeros(wish.stop - wish.start, np.bool_)
-        with self._lock:
-            parts, deletes = self._index.plan(*wish), self._index.deletes
+        parts, deletes = self._planned(wish.start, wish.stop)
         for part in parts:
             self._opened()
             try:
                 deleted = deleted_of(part, deletes, self._table.files)
                 for rows in read_lane(self._table.files, part, wish, deleted, OFFSETS):
-                    held[rows.column("topic_offset").to_numpy() - wish.start] = True
+                    found = rows.column("topic_offset").to_numpy() - wish.start
+                    if held[found].any() or len(np.unique(found)) < len(found):
+                        raise CorruptRowsError(
+                            self.name, part.path, "one of its offsets is in the table twice; run `ister lake repair`"
+                        )
+                    held[found] = True
             except (OSError, ValueError) as error:
                 raise FileTroubleError(part, error) from error
         return held

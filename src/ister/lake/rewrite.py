@@ -1,0 +1,207 @@
+"""Data files without some of their rows: the rest is copied as it is, in the file's own Arrow schema.
+
+PyIceberg's own rewrite projects rows to the table's schema, and its projection loses the nulls of lists and maps of structs.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestEntryStatus
+from pyiceberg.table.snapshots import Operation, SnapshotSummaryCollector, Summary, update_snapshot_summaries
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.typedef import EMPTY_DICT
+
+from ister.lake.deletes import deleted_of
+from ister.lake.errors import CorruptRowsError
+from ister.lake.index import FileIndex
+from ister.lake.lane import OFFSET_ID, OFFSETS, PARTITION_ID, by_field_id, columns_of, read_lane, rows_a_batch
+from ister.lake.parquet import ROW_GROUP_BYTES, copied_file, open_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from pyiceberg.io import FileIO
+    from pyiceberg.manifest import DataFile, ManifestFile
+    from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.snapshots import Snapshot
+
+    from ister.core.layout import Part
+    from ister.lake.deletes import Deleted
+
+NAMES = tuple(OFFSETS.values())
+
+
+class Behind(NamedTuple):
+    """Rows of a partition at or behind an offset; all of the partition's when that is 0."""
+
+    partition: int
+    offset: int
+
+
+class Replacement(NamedTuple):
+    """A data file that leaves a table, and what takes its place; None when nothing of it is left."""
+
+    old: DataFile
+    new: DataFile | None
+
+
+class Overwrite(_OverwriteFiles):
+    """PyIceberg's overwrite, where a file that is added keeps the partition spec of the one that it replaces."""
+
+    def __init__(self, transaction: Transaction, files: FileIO, summary: dict[str, str]) -> None:
+        super().__init__(Operation.OVERWRITE, transaction, files, snapshot_properties=summary)
+
+    def _manifests(self) -> list[ManifestFile]:
+        added, self._added_data_files = self._added_data_files, []
+        try:
+            listed = super()._manifests()
+        finally:
+            self._added_data_files = added
+        for spec_id in sorted({file.spec_id for file in added}):
+            with self.new_manifest_writer(self.spec(spec_id)) as writer:
+                for file in added:
+                    if file.spec_id == spec_id:
+                        writer.add(
+                            ManifestEntry.from_args(
+                                status=ManifestEntryStatus.ADDED,
+                                snapshot_id=self.snapshot_id,
+                                sequence_number=None,
+                                file_sequence_number=None,
+                                data_file=file,
+                            )
+                        )
+            listed = [writer.to_manifest_file(), *listed]
+        return listed
+
+    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
+        metadata, collector = self._transaction.table_metadata, SnapshotSummaryCollector()
+        specs, schema = metadata.specs(), metadata.schema()
+        for file in self._added_data_files:
+            collector.add_file(file, schema, specs[file.spec_id])
+        for file in self._deleted_data_files:
+            collector.remove_file(file, schema, specs[file.spec_id])
+        summary = Summary(operation=Operation.OVERWRITE, **collector.build(), **snapshot_properties)
+        current = metadata.current_snapshot()
+        return update_snapshot_summaries(summary, None if current is None else current.summary)
+
+
+def replacements(
+    table: Table, snapshot: Snapshot, ruined: Collection[str], behind: Sequence[Behind]
+) -> list[Replacement]:
+    """Write the data files anew that hold rows behind the cuts, without these; `ruined` ones leave the table as a whole.
+
+    Whatever goes wrong, none of the new files is left. CorruptRowsError when rows that are to be kept cannot be read.
+    """
+    found: list[Replacement] = []
+    try:
+        for one in _replacements(table, snapshot, ruined, behind):
+            found.append(one)  # noqa: PERF402  # those before a failure are to be deleted
+    except BaseException:
+        discard(table.io, found)
+        raise
+    return found
+
+
+def discard(files: FileIO, found: Sequence[Replacement]) -> None:
+    """Delete new files that no snapshot refers to."""
+    for one in found:
+        if one.new is not None:
+            files.delete(one.new.file_path)
+
+
+def _replacements(
+    table: Table, snapshot: Snapshot, ruined: Collection[str], behind: Sequence[Behind]
+) -> Iterator[Replacement]:
+    index, files = FileIndex(), table.io
+    index.turn(snapshot, files)
+    entries = {
+        entry.data_file.file_path: entry.data_file
+        for manifest in snapshot.manifests(files)
+        for entry in manifest.fetch_manifest_entry(files, discard_deleted=True)
+        if entry.data_file.content == DataFileContent.DATA
+    }
+    for part in {part.path: part for part in index.parts}.values():
+        old = entries[part.path]
+        if part.path in ruined:
+            yield Replacement(old, None)
+            continue
+        cuts = [
+            cut
+            for cut in behind
+            if part.last >= cut.offset and part.partition_first <= cut.partition <= part.partition_last
+        ]
+        if not cuts:
+            continue
+        deleted = deleted_of(part, index.deletes, files)
+        rows = kept = 0
+        for batch in read_lane(files, part, None, deleted, OFFSETS):
+            rows += batch.num_rows
+            kept += int(_stays(batch, NAMES, cuts).sum())
+        if kept < rows:
+            yield Replacement(old, _copied(table, part, old, deleted, cuts) if kept else None)
+
+
+def _copied(table: Table, part: Part, old: DataFile, deleted: Deleted | None, cuts: Sequence[Behind]) -> DataFile:
+    """Copy the rows of a data file that stay, a row group at a time."""
+    files, path = table.io, table.location_provider().new_data_location(f"{uuid.uuid4().hex}-repair.parquet")
+    stream = files.new_output(path).create()
+    try:
+        with files.new_input(part.path).open(seekable=True) as source, stream:
+            try:
+                file = pq.ParquetFile(source, page_checksum_verification=True)
+                schema = file.schema_arrow
+                writer = open_copy(stream, schema)
+                for rows in _row_groups(_kept(file, deleted, cuts)):
+                    writer.write_table(rows, row_group_size=rows.num_rows)
+            except (OSError, pa.ArrowException) as error:
+                cause = (
+                    f"rows that are to be kept cannot be read ({error}); if log and objects hold all of its rows, move the file "
+                    "away and repair again"
+                )
+                raise CorruptRowsError(".".join(table.name()), part.path, cause) from error
+            writer.close()
+            size = stream.tell()
+    except BaseException:
+        files.delete(path)
+        raise
+    return copied_file(old, path, size, writer, schema)
+
+
+def _kept(file: pq.ParquetFile, deleted: Deleted | None, cuts: Sequence[Behind]) -> Iterator[pa.RecordBatch]:
+    columns = columns_of(file.schema_arrow, OFFSETS.keys(), deleted.equality_ids if deleted else set())
+    names, first_row = (str(OFFSET_ID), str(PARTITION_ID)), 0
+    for group in range(file.metadata.num_row_groups):
+        for batch in file.iter_batches(batch_size=rows_a_batch(file.metadata.row_group(group)), row_groups=[group]):
+            by_id = by_field_id(batch, columns)
+            keep = _stays(by_id, names, cuts)
+            if deleted is not None and (left := deleted.kept(first_row, by_id)) is not None:
+                keep &= left
+            first_row += batch.num_rows
+            yield batch.filter(pa.array(keep))
+
+
+def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    pending: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows:
+            pending.append(batch)
+        if sum(one.nbytes for one in pending) >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(pending)
+            pending = []
+    if pending:
+        yield pa.Table.from_batches(pending)
+
+
+def _stays(rows: pa.RecordBatch, names: Sequence[str], cuts: Sequence[Behind]) -> np.ndarray:
+    """Return which rows are behind none of the cuts."""
+    offsets, partitions = (rows.column(name).to_numpy(zero_copy_only=False) for name in names)
+    keep = np.ones(rows.num_rows, np.bool_)
+    for cut in cuts:
+        ours = partitions == cut.partition
+        keep &= ~(ours & (offsets >= cut.offset)) if cut.offset else ~ours
+    return keep
