@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ister.core.errors import CorruptMetadataError
 from ister.core.names import TopicName
-from ister.core.tables import base_of, offsets_of, offsets_text, table_of, with_generation, with_hash
+from ister.core.tables import base_of, offsets_of, offsets_text, table_of, with_generation, with_hash, with_number
 
 NAMES = st.from_regex(r"/[A-Za-z0-9_-]{1,12}/[A-Za-z0-9_-]{1,12}", fullmatch=True).map(TopicName.parse)
 
@@ -40,6 +40,29 @@ def test_a_table_s_name_needs_no_quotes_in_sql(name):
     for namespace, table in (table_of(name), with_hash(name), with_generation(table_of(name), 7)):
         assert re.fullmatch(r"[a-z0-9_]+", namespace)
         assert re.fullmatch(r"[a-z0-9_]+", table)
+
+
+@pytest.mark.parametrize("length", [1, 9, 236, 240, 246, 247, 252])
+def test_a_long_name_and_what_is_added_to_it_are_255_bytes_at_most(length):
+    """K12. A file's name, and PostgreSQL's column."""
+    topic, twin = (TopicName.parse(f"/a/{'x' * (length - 1)}{end}") for end in "xX")
+    plain, hashed = table_of(topic), with_hash(topic)
+    assert plain == ("a", "x" * length)
+    names = [hashed, with_generation(plain, 12), with_generation(hashed, 2**64 - 1)]
+    assert all(len(name) <= 255 for _, name in names)
+    assert len({plain, *names}) == 4
+    assert with_hash(twin) != hashed
+    assert with_generation(with_hash(twin), 7) != with_generation(hashed, 7), "the hash is not what is cut"
+    assert with_generation(plain, 1) != with_generation(plain, 2)
+    assert len(with_number(plain[1], 999)) <= 255
+
+
+def test_names_that_fit_are_what_they_were():
+    topic = TopicName.parse(f"/a/{'y' * 246}")
+    digest = hashlib.sha256(str(topic).encode()).hexdigest()[:8]
+    assert with_hash(topic) == ("a", f"{'y' * 246}_{digest}")
+    assert with_generation(("a", "z" * 252), 1) == ("a", "z" * 252 + "_g1")
+    assert with_number("x", 2) == "x-2"
 
 
 def test_a_topic_made_again_has_a_name_of_its_own():

@@ -28,13 +28,15 @@ NOW = 100 * HOUR
 def chain(*steps):
     """Make a lineage from (age in ms, operation), oldest first."""
     return [
-        Lineage(number, number - 1 if number else None, NOW - age_ms, operation)
+        Lineage(number, number - 1 if number else None, NOW - age_ms, operation, operation == "append")
         for number, (age_ms, operation) in enumerate(steps)
     ]
 
 
-def let_go(lineage, *, named=(), keep=1, grace_ms=HOUR):
-    return expirable(lineage, named=named, keep=keep, grace_ms=grace_ms, now_ms=NOW)
+def let_go(lineage, *, named=(), keep=1, grace_ms=HOUR, current=None):
+    if current is None and lineage:
+        current = lineage[-1].snapshot_id
+    return expirable(lineage, named=named, current=current, keep=keep, grace_ms=grace_ms, now_ms=NOW)
 
 
 # --- compaction -------------------------------------------------------------------------------------------------------
@@ -152,6 +154,19 @@ def test_what_a_branch_or_tag_names_stays():
     assert let_go(chain((3, "append"), (2, "append"), (1, "append")), named={0}) == [1]
 
 
+def test_the_snapshot_of_main_that_tells_how_far_the_table_goes_stays_whatever_a_branch_appends():
+    """K12. Main is 1 (ours), 2 (rows deleted), 4 (a rewrite); a user's branch has appended 3."""
+    lineage = [
+        Lineage(1, None, NOW - 99 * HOUR, "append", tells_upto=True),
+        Lineage(2, 1, NOW - 98 * HOUR, "overwrite"),
+        Lineage(3, 2, NOW - 97 * HOUR, "append"),
+        Lineage(4, 2, NOW - 96 * HOUR, "replace"),
+    ]
+    assert let_go(lineage, named={3, 4}, current=4) == [2]
+    ours = Lineage(5, 4, NOW - 95 * HOUR, "append", tells_upto=True)
+    assert let_go([*lineage, ours], named={3, 5}, current=5) == [1, 2, 4]
+
+
 def test_the_newest_append_stays_behind_any_number_of_rewrites():
     rewrites = [(age * HOUR, "replace") for age in range(9, 2, -1)]
     assert let_go(chain((11 * HOUR, "append"), (10 * HOUR, "append"), *rewrites)) == [0, 2, 3, 4, 5, 6, 7]
@@ -183,7 +198,8 @@ def test_no_file_that_left_within_the_grace_loses_its_last_snapshot(steps, keep)
 
 
 def needs(*, files=(), manifests=1, lineage=(), done_ms=None):
-    state = TableState(list(files), manifests, list(lineage), set())
+    current = lineage[-1].snapshot_id if lineage else None
+    state = TableState(list(files), manifests, list(lineage), set(), current)
     done = {Procedure.ORPHANS: NOW} if done_ms is None else done_ms
     return due(state, target_bytes=100, keep=2, grace_ms=HOUR, now_ms=NOW, done_ms=done)
 

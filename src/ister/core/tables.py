@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ister.core.errors import CorruptMetadataError
-from ister.core.names import partition_of
+from ister.core.names import NAME_BYTES_MAX, partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +21,7 @@ EPOCH = "ister.epoch"
 """Property, and in each snapshot of ours: the owner that wrote last."""
 UPTO = "ister.upto"
 """Property, and in each snapshot of ours: partition → the offset below which the table holds every message, as JSON."""
+HASH_CHARS = 8
 FROM = "ister.from"
 """In each snapshot of ours that appends: partition → where it began, as JSON, for the partitions that it appends to."""
 
@@ -40,12 +41,19 @@ def table_of(topic: TopicName) -> tuple[str, str]:
 def with_hash(topic: TopicName) -> tuple[str, str]:
     """Return the name for a topic whose plain name another one has."""
     namespace, name = table_of(topic)
-    return (namespace, f"{name}_{hashlib.sha256(str(base_of(topic)).encode()).hexdigest()[:8]}")
+    digest = hashlib.sha256(str(base_of(topic)).encode()).hexdigest()[:HASH_CHARS]
+    return (namespace, _short(name, f"_{digest}"))
 
 
 def with_generation(table: tuple[str, str], generation: int) -> tuple[str, str]:
     """Return the name for a topic that was made again, while its predecessor's table stays."""
-    return (table[0], f"{table[1]}_g{generation}")
+    name = table[1]
+    return (table[0], _short(name[: -1 - HASH_CHARS], f"{name[-1 - HASH_CHARS :]}_g{generation}"))
+
+
+def with_number(name: str, number: int) -> str:
+    """Return the name of a table's directory beside others of the same name."""
+    return _short(name, f"-{number}")
 
 
 def offsets_text(offsets: Mapping[int, int]) -> str:
@@ -63,6 +71,11 @@ def offsets_of(text: str, table: str) -> dict[int, int]:
     if not all(type(offset) is int and offset >= 0 and key >= 0 for key, offset in offsets.items()):
         raise CorruptMetadataError(f"{UPTO} of table {table}", f"{text[:80]!r} has what is no offset")
     return offsets
+
+
+def _short(name: str, suffix: str) -> str:
+    """Return a name with a suffix, cut before it so that both are a file's name and fit into a catalog's column."""
+    return f"{name[: NAME_BYTES_MAX - len(suffix)]}{suffix}"
 
 
 def _plain(part: str) -> str:

@@ -51,6 +51,8 @@ class Lineage:
     parent_id: int | None
     timestamp_ms: int
     operation: str
+    tells_upto: bool = False
+    """It is ours, and says how far the table goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,13 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """What a table looks like now; `named` are the snapshots that a branch or a tag names."""
+    """What a table looks like now; `named` are the snapshots that a branch or a tag names, `current` is main's."""
 
     files: Sequence[LiveFile]
     manifests: int
     lineage: Sequence[Lineage]
     named: Collection[int]
+    current: int | None
 
 
 def to_compact(files: Iterable[LiveFile], target_bytes: int) -> Rewrite:
@@ -96,18 +99,22 @@ def to_compact(files: Iterable[LiveFile], target_bytes: int) -> Rewrite:
 
 
 def expirable(
-    lineage: Sequence[Lineage], *, named: Collection[int], keep: int, grace_ms: int, now_ms: int
+    lineage: Sequence[Lineage], *, named: Collection[int], current: int | None, keep: int, grace_ms: int, now_ms: int
 ) -> list[int]:
     """Return the snapshots to let go, oldest first: all but the newest `keep`, and but those that someone needs.
 
-    Needed are: what a branch or a tag names; the newest append, which tells how far the table goes; a snapshot that was
-    replaced by anything but an append less than the grace ago, since only it still holds the files that left; and what
+    Needed are: what a branch or a tag names; the newest one that tells how far the table goes, among the ancestors of
+    `current`, the snapshot of main; a snapshot that was replaced by anything but an append less than the grace ago, since only it still holds the files that left; and what
     replaced it, without which nobody would know.
     """
     assert keep >= 1, "the current snapshot stays"
     newest_first = sorted(lineage, key=lambda one: (one.timestamp_ms, one.snapshot_id), reverse=True)
     kept = {one.snapshot_id for one in newest_first[:keep]} | set(named)
-    kept |= {next((one.snapshot_id for one in newest_first if one.operation == APPEND), -1)}
+    by_id = {one.snapshot_id: one for one in lineage}
+    witness = by_id.get(current) if current is not None else None
+    while witness is not None and not witness.tells_upto:
+        witness = by_id.get(witness.parent_id) if witness.parent_id is not None else None
+    kept |= set() if witness is None else {witness.snapshot_id}
     for child in lineage:
         if child.operation != APPEND and child.parent_id is not None and child.timestamp_ms > now_ms - grace_ms:
             kept |= {child.parent_id, child.snapshot_id}
@@ -129,7 +136,7 @@ def due(
         found.append(Procedure.COMPACT)
     if state.manifests > MANIFESTS_MAX:
         found.append(Procedure.MANIFESTS)
-    if expirable(state.lineage, named=state.named, keep=keep, grace_ms=grace_ms, now_ms=now_ms):
+    if expirable(state.lineage, named=state.named, current=state.current, keep=keep, grace_ms=grace_ms, now_ms=now_ms):
         found.append(Procedure.EXPIRE)
     if now_ms - done_ms.get(Procedure.ORPHANS, 0) >= ORPHANS_EVERY_MS and state.lineage:
         found.append(Procedure.ORPHANS)

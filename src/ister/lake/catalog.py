@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import TABLE_TYPE, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchPropertyException, NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataV2
 
@@ -32,6 +33,18 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
         return found
     found.close()
     return KnowingCatalog(found.name, **found.properties)
+
+
+def load_iceberg(catalog: Catalog, name: Identifier | str) -> Table | None:
+    """Return an Iceberg table; None when there is nothing of that name, or a view or another engine's table."""
+    try:
+        return catalog.load_table(name)
+    except NoSuchTableError:  # also what Glue has of another type
+        return None
+    except NoSuchPropertyException as error:
+        if TABLE_TYPE not in str(error):
+            raise
+        return None
 
 
 class SharedMetadata(TableMetadataV2):

@@ -32,11 +32,13 @@ from ister.core.publish import (
 )
 from ister.core.tables import EPOCH, FROM, GENERATION, TOPIC, UPTO, base_of, offsets_of, offsets_text
 from ister.lake.errors import (
+    FORMAT_VERSION_MAX,
     CommitConflictError,
     CommitMisplacedError,
     CommitUnknownError,
     LakeUnavailableError,
     TableMovedError,
+    UnsupportedFormatError,
     refusal,
 )
 from ister.lake.files import of_files, require_inside
@@ -260,6 +262,7 @@ class LakeTable:
                 raise
             if offered is not None and is_superseded(offered[1].snapshot, self._table.metadata):
                 offered[0].discard()
+            require_format(self._table)
             self.check_surplus()
             verdict = judge(self.held)
             if isinstance(verdict, Refused):
@@ -335,6 +338,12 @@ class LakeTable:
     @property
     def _name(self) -> str:
         return ".".join(self.identifier)
+
+
+def require_format(table: Table) -> None:
+    """Raise UnsupportedFormatError when a table has a format version that cannot be written."""
+    if table.metadata.format_version > FORMAT_VERSION_MAX:
+        raise UnsupportedFormatError(".".join(table.name()), table.metadata.format_version)
 
 
 def _number(text: str | None) -> int:

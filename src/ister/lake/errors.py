@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from ister.core.errors import IsterError
 
 
+FORMAT_VERSION_MAX = 2
+"""PyIceberg writes no manifests of a newer one."""
+
+
 class CommitRefusedError(FencedError):
     """Another owner has the table: whoever offers this is to stop."""
 
@@ -57,6 +61,23 @@ class OutsideWarehouseError(TableMovedError):
             "original's, and nothing is written, expired or deleted there. Serve the directory from its original path. Or, "
             "for a copy whose log and objects still hold every message, remove the copy's catalog.db and warehouse: the "
             "pipeline then makes the tables anew"
+        )
+
+
+class UnsupportedFormatError(TableMovedError):
+    """Someone has raised the table's format version above what can be written."""
+
+    def __init__(self, table: str, version: int) -> None:
+        self.version = version
+        super().__init__(table, f"its format version is {version}")
+
+    def __str__(self) -> str:
+        """Return what is wrong, why, and what to do next."""
+        return (
+            f"table {self.table} has Iceberg's format version {self.version}, and Ister writes version {FORMAT_VERSION_MAX} at "
+            "most: it can be read and nothing is appended to it. A version cannot be lowered: rename the table, and the "
+            "pipeline makes another one from log and objects if these still hold every message, or turn the topic's table "
+            "off (lake=false)"
         )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import structlog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table, Transaction
@@ -45,7 +45,8 @@ from ister.core.tables import (
     with_hash,
 )
 from ister.core.upkeep import GRACE_MS_MAX, spelling
-from ister.lake.commit import LakeTable
+from ister.lake.catalog import load_iceberg
+from ister.lake.commit import LakeTable, require_format
 from ister.lake.deletes import deleted_of
 from ister.lake.errors import (
     CommitConflictError,
@@ -222,12 +223,10 @@ def find_table(catalog: Catalog, topic: TopicName, generation: int) -> Table | N
     """Return a topic's table, None when there is none; LakeUnavailableError when one cannot be read."""
     for name in names_of(topic, generation):
         try:
-            table = catalog.load_table(name)
-        except NoSuchTableError:
-            continue
+            table = load_iceberg(catalog, name)
         except Exception as error:
             raise LakeUnavailableError(".".join(name), "read", _said(error)) from error
-        if is_of(table.properties, topic, generation):
+        if table is not None and is_of(table.properties, topic, generation):
             require_inside(table)
             return table
     return None
@@ -319,6 +318,7 @@ def examine(table: Table, topic: TopicName, generation: int) -> Diagnosis:
     LakeUnavailableError when a file cannot be reached: it is not taken for one that is gone.
     """
     name = ".".join(table.name())
+    require_format(table)
     if wrong := differs(table.schema()):
         raise TableMovedError(name, wrong)
     found, said = "", None

@@ -36,6 +36,7 @@ from pyiceberg.table.update import (
 )
 
 from ister.core.publish import to_merge
+from ister.core.tables import UPTO
 from ister.core.upkeep import Lineage, expirable
 from ister.lake.errors import TableMovedError
 from ister.lake.schema import SPEC, spec_of
@@ -239,7 +240,8 @@ class Stage:
             return []
         lineage = lineage_of(self._metadata.snapshots)
         named = {ref.snapshot_id for ref in self._metadata.refs.values()}
-        free = expirable(lineage, named=named, keep=1, grace_ms=self._grace_ms, now_ms=now_ms)
+        current = self._metadata.current_snapshot_id
+        free = expirable(lineage, named=named, current=current, keep=1, grace_ms=self._grace_ms, now_ms=now_ms)
         return [snapshots[snapshot_id] for snapshot_id in free[: len(snapshots) + 1 - SNAPSHOTS_KEPT]]
 
     def _kept_of_ref(self) -> dict[str, int]:
@@ -287,6 +289,7 @@ def lineage_of(snapshots: Iterable[Snapshot]) -> list[Lineage]:
             one.parent_snapshot_id,
             one.timestamp_ms,
             "" if one.summary is None else one.summary.operation.value,
+            one.summary is not None and UPTO in one.summary.additional_properties,
         )
         for one in snapshots
     ]

@@ -10,23 +10,22 @@ import structlog
 from pyiceberg.catalog import WAREHOUSE_LOCATION
 from pyiceberg.exceptions import (
     CommitFailedException,
-    NoSuchTableError,
     TableAlreadyExistsError,
 )
 from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.transforms import IdentityTransform
 
 from ister.core.errors import IsterError
-from ister.core.tables import EPOCH, GENERATION, TOPIC, UPTO, base_of, table_of, with_generation, with_hash
-from ister.lake.catalog import open_catalog
-from ister.lake.commit import LakeTable
+from ister.core.tables import EPOCH, GENERATION, TOPIC, UPTO, base_of, table_of, with_generation, with_hash, with_number
+from ister.lake.catalog import load_iceberg, open_catalog
+from ister.lake.commit import LakeTable, require_format
 from ister.lake.errors import LakeUnavailableError, TableMovedError
 from ister.lake.files import ROOT, SYNCED, is_empty, is_local, of_files, open_io, require_inside, root_of
 from ister.lake.schema import METRICS, SCHEMA, SORTED_BY, SPEC, differs
 from ister.lake.snapshot import GRACE_MS, wall_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
@@ -82,13 +81,17 @@ class Lake:
         base = base_of(topic)
         name = ".".join(table_of(base))
         try:
+            refused: set[tuple[str, str]] = set()
+            taken: set[tuple[str, str]] = set()
             for _ in range(TRIES):
-                found = self._find(base, generation)
+                found = self._find(base, generation, taken)
                 if not isinstance(found, tuple):
                     return self._checked(found, base, generation)
                 try:
                     made = self._create(found, base, generation)
                 except TableAlreadyExistsError:
+                    # Once: another has made it meanwhile. Twice: it is no table of Iceberg's, but a view, for example.
+                    (taken if found in refused else refused).add(found)
                     continue
                 log.info("table_created", topic=str(base), table=".".join(found), generation=generation)
                 return self._checked(made, base, generation)
@@ -114,15 +117,16 @@ class Lake:
         """Let go of the catalog."""
         self.catalog.close()
 
-    def _find(self, topic: TopicName, generation: int) -> Table | tuple[str, str]:
-        """Return the topic's table, or the name under which to make it."""
+    def _find(
+        self, topic: TopicName, generation: int, taken: Collection[tuple[str, str]] = ()
+    ) -> Table | tuple[str, str]:
+        """Return the topic's table, or the name under which to make it; none of those that something else has."""
         plain, hashed = table_of(topic), with_hash(topic)
         names = [plain, hashed, with_generation(plain, generation), with_generation(hashed, generation)]
-        holders: dict[tuple[str, str], str] = {}
+        holders: dict[tuple[str, str], str] = dict.fromkeys(taken, "")
         for name in names:
-            try:
-                table = self.catalog.load_table(name)
-            except NoSuchTableError:
+            table = load_iceberg(self.catalog, name)
+            if table is None:
                 continue
             holders[name] = table.properties.get(TOPIC, "")
             if holders[name] == str(topic) and table.properties.get(GENERATION) == str(generation):
@@ -160,9 +164,10 @@ class Lake:
         warehouse = self.catalog.properties.get(WAREHOUSE_LOCATION)
         if warehouse is None or self.catalog.properties.get("type") == "rest":
             return None
-        plain = f"{warehouse.rstrip('/')}/{name[0]}/{name[1]}"
+        home = f"{warehouse.rstrip('/')}/{name[0]}"
+        plain = f"{home}/{name[1]}"
         files = open_io(of_files(self.catalog.properties), plain)
-        for place in (plain, *(f"{plain}-{number}" for number in range(2, PLACES_MAX))):
+        for place in (plain, *(f"{home}/{with_number(name[1], number)}" for number in range(2, PLACES_MAX))):
             if is_empty(files, f"{place}/metadata"):
                 return place
         raise LakeUnavailableError(
@@ -170,6 +175,7 @@ class Lake:
         )
 
     def _checked(self, table: Table, topic: TopicName, generation: int) -> LakeTable:
+        require_format(table)
         if wrong := differs(table.schema()):
             raise TableMovedError(".".join(table.name()), wrong)
         if table.sort_order().is_unsorted:

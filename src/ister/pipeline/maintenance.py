@@ -35,6 +35,7 @@ from ister.core.upkeep import (
     spelling,
     to_compact,
 )
+from ister.lake.catalog import load_iceberg
 from ister.lake.errors import OutsideWarehouseError
 from ister.lake.files import PATH_PROPERTIES, is_inside, is_local, require_inside, root_of, sync_path
 from ister.lake.snapshot import lineage_of
@@ -253,6 +254,7 @@ class Upkeep:
         ids = expirable(
             state.lineage,
             named=state.named,
+            current=state.current,
             keep=rules.keep_snapshots,
             grace_ms=rules.file_grace_minutes * 60_000,
             now_ms=self._now_ms(),
@@ -320,15 +322,13 @@ class Upkeep:
             if name == table.name():
                 continue
             try:
-                other = self._catalog.load_table(name)
-            except NoSuchTableError:  # dropped meanwhile, or none of Iceberg's
-                continue
+                other = load_iceberg(self._catalog, name)
             except Exception as error:
                 cause = (
                     f"table {'.'.join(name)} cannot be read ({type(error).__name__}: {error}), and may have files there"
                 )
                 raise MaintenanceFailedError(".".join(table.name()), Procedure.ORPHANS, cause) from error
-            if any(overlap(one, place) for one in places_of(table) for place in places_of(other)):
+            if other is not None and any(overlap(one, place) for one in places_of(table) for place in places_of(other)):
                 yield other
 
     def _load(self, name: str) -> Table:
@@ -349,13 +349,11 @@ def tables_of(catalog: Catalog) -> Iterator[str]:
     for namespace in sorted(catalog.list_namespaces()):
         for name in sorted(catalog.list_tables(namespace)):
             try:
-                is_ours = TOPIC in catalog.load_table(name).properties
-            except NoSuchTableError:
-                continue
+                table = load_iceberg(catalog, name)
             except Exception as error:  # noqa: BLE001  # one table that cannot be read keeps no other from its turn
                 log.warning("table_not_read", table=".".join(name), cause=f"{type(error).__name__}: {error}")
                 continue
-            if is_ours:
+            if table is not None and TOPIC in table.properties:
                 yield ".".join(name)
 
 
@@ -388,7 +386,8 @@ def state_of(table: Table) -> TableState:
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
         ]
     named = {ref.snapshot_id for ref in table.metadata.refs.values()}
-    return TableState(files, len(manifests), lineage_of(table.metadata.snapshots), named)
+    current = table.metadata.current_snapshot_id
+    return TableState(files, len(manifests), lineage_of(table.metadata.snapshots), named, current)
 
 
 def reachable(table: Table) -> Iterator[str]:

@@ -7,7 +7,7 @@ structs of seconds and nanos as everywhere on the wire: Iceberg has no column fo
 and a message without fields, is JSON.
 
 A singular field that is not on the wire is null. In proto3 a field without `optional` is not written when it is 0, false
-or empty, so there null stands for these as well.
+or empty, so there it is that and never null.
 
 The library is not used, for the reasons in schemas/protobuf_payload.py. The tests hold this reader against it.
 """
