@@ -22,6 +22,7 @@ class FakeBroker:
     def __init__(self, *answers, lake=True):
         self.answers = list(answers)
         self.woken = []
+        self.others = []
         self.policies = json.dumps({"lake": lake})
 
     def ask(self, method, request, _answer):
@@ -32,7 +33,7 @@ class FakeBroker:
         topic = pb.Topic(
             name=str(TOPIC), generation=1, dispatch=pb.DISPATCH_RELIABLE, policies=self.policies, offsets=offsets
         )
-        return pb.ListTopicsResponse(topics=[topic])
+        return pb.ListTopicsResponse(topics=[topic, *self.others])
 
 
 def iceberg_offsets(*, log_start, cloud=None, end=30):
@@ -164,6 +165,40 @@ def test_a_table_whose_property_cannot_be_read_is_measured_by_its_rows(table, ha
     else:
         with pytest.raises(RepairRefusedError, match=r"offsets \[3, 25\) would be lost"):
             mended(table, broker)
+
+
+@pytest.mark.parametrize("log_start", [25, 20])
+def test_older_metadata_is_gone_back_to_only_if_the_commits_behind_it_can_be_appended_again(table, log_start):
+    """The newest metadata file is gone; the one before it has 20 rows, and knows nothing of the last 10."""
+    current = Path(urlparse(raw(table).metadata_location).path)
+    current.unlink()
+    broker = FakeBroker(iceberg_offsets(log_start=log_start))
+    if log_start == 20:
+        assert mended(table, broker).chosen
+        table.refresh()
+        assert table.upto(0) == 20
+        return
+    for dry_run in (True, False):
+        with pytest.raises(RepairRefusedError, match=r"offsets \[20, 25\) would be lost"):
+            mended(table, broker, dry_run=dry_run, ask=refuse_to_ask)
+
+
+def test_older_metadata_that_knows_nothing_of_a_partition_is_not_gone_back_to_without_its_log(table):
+    append(table, 10, partition=1)
+    Path(urlparse(raw(table).metadata_location).path).unlink()
+    broker = FakeBroker(iceberg_offsets(log_start=0))
+    broker.others = [
+        pb.Topic(
+            name=f"{TOPIC}-part-1",
+            generation=1,
+            dispatch=pb.DISPATCH_RELIABLE,
+            policies=broker.policies,
+            partition=pb.Partition(base=str(TOPIC), number=1),
+            offsets=iceberg_offsets(log_start=7, end=10),
+        )
+    ]
+    with pytest.raises(RepairRefusedError, match=r"partition 1 .* offsets \[0, 7\) would be lost"):
+        mended(table, broker)
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

@@ -350,6 +350,20 @@ def test_a_table_that_was_dropped_or_rolled_back_is_noticed(fixture):
         asyncio.run(fixture.rows.look())
 
 
+def test_a_table_that_was_dropped_and_made_anew_is_read_again(fixture):
+    """K2. The reader of a running broker is told once, and then finds the new table."""
+    fixture.append(10)
+    assert fixture.rows.refresh().upto == 10
+    fixture.lake.catalog.drop_table(fixture.table.identifier)
+    fixture.table = fixture.lake.table(fixture.topic, 1)
+    fixture.table.claim(1)
+    fixture.append(5)
+    with pytest.raises(TableMovedError, match="another one has its name"):
+        fixture.rows.refresh()
+    assert fixture.rows.refresh().upto == 5
+    assert [message.offset for message in asyncio.run(read_all(fixture.rows, 0, 5))] == [0, 1, 2, 3, 4]
+
+
 def test_a_pair_of_snapshots_tells_what_was_added_and_deleted(fixture):
     one = fixture.append(10)
     two = fixture.append(10)

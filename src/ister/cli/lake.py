@@ -16,6 +16,7 @@ from ister.core.names import TopicName
 from ister.core.tables import TOPIC, base_of
 from ister.lake.errors import CommitConflictError, OutsideWarehouseError
 from ister.lake.repair import (
+    Cut,
     RepairRefusedError,
     Served,
     examine,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from ister.cli.remote import Remote
     from ister.config import Config
     from ister.core.upkeep import Procedure
-    from ister.lake.repair import Cut, Diagnosis, Fallback
+    from ister.lake.repair import Diagnosis, Fallback
     from ister.pipeline.maintenance import Result
 
 TRIES = 5
@@ -173,13 +174,13 @@ def repair(
             )
         diagnosis = examine(table, base, generation)
         report = _report(base, diagnosis, fallback, dry_run=dry_run)
-        stored = _provable(broker, base, diagnosis)
+        stored = _provable(broker, base, diagnosis, fallback)
         if not report.sound:
             stored.require_appended(choice or Choice())
         if report.sound or dry_run:
             return report
         ask(_question(report))
-        stored = _provable(broker, base, diagnosis)  # retention went on while the question was open
+        stored = _provable(broker, base, diagnosis, fallback)  # retention went on while the question was open
         if stored.generation != generation:
             continue
         try:
@@ -232,10 +233,18 @@ def _served(offsets: pb.Offsets) -> Served:
     return Served(offsets.log_start if has_gap else frames_start(offsets), offsets.synced)
 
 
-def _provable(broker: Remote, base: TopicName, diagnosis: Diagnosis) -> _Stored:
-    """Return the topic as it is now; RepairRefusedError when log and objects could not give back what is cut."""
+def _provable(broker: Remote, base: TopicName, diagnosis: Diagnosis, fallback: Fallback | None) -> _Stored:
+    """Return the topic as it is now; RepairRefusedError when log and objects could not give back what is cut.
+
+    Older metadata does not know what later commits held: that goes as far as the pipeline has told the broker.
+    """
     stored = _stored(broker, base)
-    if lost := list(losses(diagnosis.cuts, stored.served, diagnosis.ends)):
+    cuts, ends = list(diagnosis.cuts), dict(diagnosis.ends)
+    if fallback is not None:
+        told = {place_of(one).partition: one.offsets.lake_upto for one in stored.topics}
+        cuts += [Cut(number, 0, 0, 0) for number in told.keys() - {cut.partition for cut in cuts}]
+        ends = {number: max(ends.get(number, 0), told.get(number, 0)) for number in {*ends, *told}}
+    if lost := list(losses(cuts, stored.served, ends)):
         raise RepairRefusedError(".".join(diagnosis.table.name()), lost)
     return stored
 

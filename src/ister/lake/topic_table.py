@@ -121,6 +121,7 @@ class LakeTopicTable:
         self.reads = reads
         self._generation = generation
         self._table: LakeTable | None = None
+        self._moved = False
         self._index = FileIndex()
         self._lock = threading.Lock()
         self._end = NO_TABLE
@@ -138,12 +139,17 @@ class LakeTopicTable:
         with self._lock:
             if self._closed:
                 raise LogClosedError(str(self.topic))
-            if self._table is None:
-                self._table = self.reads.lake.find(self.topic, self._generation)
-                if self._table is None:
-                    return NO_TABLE
+            found = None
+            if self._table is None or self._moved:
+                found = self.reads.lake.find(self.topic, self._generation)
+            if found is not None:
+                self._table = found
+            elif self._table is None:
+                return NO_TABLE
             else:
+                self._moved = True  # unless this succeeds: it may have been dropped and made again, so it is looked for
                 self._table.refresh()
+            self._moved = False
             snapshot = self._table.snapshot
             before = self._index.snapshot_id
             try:
