@@ -13,7 +13,7 @@ from test_factory import T, read
 from ister.core.errors import MissingObjectError, MissingSpanError
 from ister.core.handoff import Span
 from ister.core.offsets import StartPosition
-from ister.lake.errors import LakeUnavailableError, MissingRowsError, TableMovedError
+from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.ports.metadata import SqliteMetadata
 from ister.storage import resume as resume_module
 from ister.storage.factory import WalStorageFactory
@@ -376,6 +376,36 @@ def test_i5_without_uploads_the_deleter_prunes_behind_the_table(tmp_path):
         await factory.uploader(T).drain()
         assert storage.objects.span == Span(10, 20)
         await read(storage, 0, 20)
+        await factory.shutdown()
+
+    run(story())
+
+
+def test_a_table_whose_rows_are_damaged_does_not_keep_a_topic_from_opening(tmp_path, monkeypatch):
+    """K7. What the table cannot prove is not taken for proven, and the log is there."""
+
+    async def story():
+        world = TableWorld(tmp_path)
+        await filled(world, count=10, upto=10)
+        factory = world.factory(upload={"enabled": False})
+        storage = await factory.for_topic(T)
+        for start in range(10, 25, 5):
+            await storage.append_messages(messages(start, start + 5))
+            await storage.seal(0)
+        await world.commit(storage, 22)
+        assert await storage.prune(25) == 20
+        await factory.shutdown()
+
+        async def prove(start, stop):
+            raise CorruptRowsError("default.orders", "a.parquet", "the snapshot lists it twice")
+
+        monkeypatch.setattr(world.table, "prove", prove)
+        with told() as events:
+            factory = world.factory()
+            storage = await factory.for_topic(T)
+        assert storage.log_start == 20
+        assert [event["known_upto"] for event in named(events, "table_not_asked")] == [20]
+        assert named(events, "objects_begin_anew") == []
         await factory.shutdown()
 
     run(story())

@@ -16,7 +16,7 @@ from ister.cloud.proof import prove
 from ister.core.errors import MissingSpanError, StoreRefusedError, StoreUnavailableError
 from ister.core.handoff import Span
 from ister.core.layout import NO_TABLE, TableEnd
-from ister.lake.errors import LakeUnavailableError, MissingRowsError, TableMovedError
+from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.storage.tiers import OBJECTS_FAIL
 from ister.wal.directory import Resume
 
@@ -253,7 +253,7 @@ class Opening:
         """
         try:
             await table.prove(*gap)
-        except (LakeUnavailableError, TableMovedError, MissingRowsError) as error:
+        except (LakeUnavailableError, TableMovedError, MissingRowsError, CorruptRowsError) as error:
             log.warning("table_not_asked", topic=self._topic, known_upto=gap.stop, cause=str(error))
             return objects
         log.warning("objects_begin_anew", topic=self._topic, objects_stop=gap.start, log_start=gap.stop)
