@@ -220,7 +220,7 @@ class TopicWriter:
         stale = sorted(self._stale & self._tables.keys())
         self._stale.clear()
         for key, _ in self._each(self._committing, self._refresh_table, stale):
-            del self._tables[key]
+            self._schemas.forget(self._tables.pop(key))
 
     def _refresh_table(self, key: tuple[TopicName, int]) -> None:
         table, before = self._tables[key], self._tables[key].held.upto
