@@ -108,6 +108,23 @@ def test_every_test_that_the_fault_table_names_exists():
     assert cited - names_of_tests() == set()
 
 
+def test_every_sentence_of_the_guarantees_names_its_tests():
+    promised, _, rest = (ROOT / "docs" / "guarantees.md").read_text().partition("## What is not promised")
+    notes = dict(re.findall(r"^\[\^(\d+)\]: (.+)$", rest, re.MULTILINE))
+    assert set(re.findall(r"\[\^(\d+)\]", promised)) == notes.keys()
+    names = names_of_tests()
+    for note in notes.values():
+        cited = re.findall(r"`(\w+)`", note)
+        assert cited, note
+        assert set(cited) <= names, note
+    lines = promised.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("|") and not line.startswith("|---") and not following.startswith("|---"):
+            assert "[^" in line, line
+    prose = re.sub(r"`[^`]*`|\*\*[^*]+\*\*", "", promised)
+    assert re.findall(r"[^\n]*[.!?](?!\[\^)(?=\s|$)", prose) == []
+
+
 def names_of_tests():
     texts = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
     return set(re.findall(r"^(?:async )?def (test_\w+)", texts, re.MULTILINE))
