@@ -24,6 +24,14 @@ def source(spark, monkeypatch):
     return spark
 
 
+def delete(broker, topic):
+    async def ask():
+        async with broker.raw() as raw:
+            await raw.ask("DeleteTopic", name=topic)
+
+    asyncio.run(ask())
+
+
 class Sink:
     """A stream into a directory: what each batch had, which a batch that is repeated replaces."""
 
@@ -222,31 +230,37 @@ def test_a_topic_that_was_made_again_stops_the_query(source, broker, tmp_path):
     produce(broker, topic, [b"x"] * 10)
     sink = Sink(source, broker, topic, tmp_path)
     sink.run()
-
-    async def delete():
-        async with broker.raw() as raw:
-            await raw.ask("DeleteTopic", name=topic)
-
-    asyncio.run(delete())
+    delete(broker, topic)
     produce(broker, topic, [b"y"] * 12)
     with pytest.raises(StreamingQueryException, match="was deleted and made again"):
         sink.run_until(12)
     assert sink.offsets() == [(0, n) for n in range(10)]
 
 
-def test_a_stream_is_written_to_a_topic(source, broker, tmp_path):
+def test_a_stream_is_written_to_a_topic_which_is_not_created_again_after_it_was_deleted(source, broker, tmp_path):
+    """M2."""
     topic, copy = new_topic("from"), new_topic("to")
     produce(broker, topic, [b"%d" % n for n in range(40)], routing_key="k", attributes={"a": "b"})
-    for _ in range(2):
+
+    def run():
         frame = given(source.readStream, broker, topic, startingOffsets="earliest", dataDir=str(broker.data)).load()
         wanted = frame.select("payload", "routing_key", "attributes", "publish_time_ms")
         writer = given(wanted.writeStream, broker, copy).option("checkpointLocation", str(tmp_path / "checkpoint"))
         assert writer.trigger(availableNow=True).start().awaitTermination(DEADLINE_S)
+
+    for _ in range(2):
+        run()
     rows = [arrow(read(source, broker, name)) for name in (topic, copy)]
     columns = ["payload", "routing_key", "attributes", "publish_time_ms"]
     assert len(rows[1]) == 40
     before, after = (table.select(columns).sort_by("payload").to_pylist() for table in rows)
     assert before == after
+    delete(broker, copy)
+    produce(broker, topic, [b"more"])
+    with pytest.raises(
+        StreamingQueryException, match="does not exist; a stream creates its topic in its first batch only"
+    ):
+        run()
 
 
 def test_an_option_for_a_batch_is_refused_in_a_stream(source, broker, tmp_path):

@@ -94,6 +94,26 @@ def test_a_task_that_spark_repeats_after_a_deletion_does_not_create_the_topic(tm
         assert served.broker.topics == {}
 
 
+def test_a_stream_creates_its_topic_in_its_first_batch_alone(tmp_path):
+    """M2."""
+    with serving(tmp_path) as served:
+        options = served.options()
+        later = Sender(options, {}, 0, None, may_create=False)
+        assert sent(later, rows(0)).messages == 0
+        with pytest.raises(
+            TopicChangedError, match=f"{T} does not exist; a stream creates its topic in its first batch only"
+        ):
+            sent(Sender(options, {}, 0, None, may_create=False), rows(1))
+        assert served.broker.topics == {}
+        TopicStreamWriter(options, {}).commit([Sent(0)], 1)
+        assert served.broker.topics == {}
+        TopicStreamWriter(options, {}).commit([Sent(0)], 0)
+        assert list(served.broker.topics) == [T], "a first batch without rows"
+        TopicStreamWriter(options, {}).commit([Sent(0)], 0)
+        found = sent(Sender(options, find_targets(options), 0, None, may_create=False), rows(2))
+        assert (found.messages, found.generations) == (2, {T: 1})
+
+
 def test_tasks_that_wrote_to_different_generations_are_not_committed():
     """M2."""
     options = WriteOptions(T, "http://127.0.0.1:1")

@@ -42,6 +42,10 @@ class MarksJson(TypedDict):
 
 
 NEW_CHECKPOINT = "this query cannot go on: start another, with a checkpoint of its own"
+CREATE_FIRST = (
+    "a stream creates its topic in its first batch only, so that one that was deleted does not lose its policies: create it, "
+    "then start the query again"
+)
 WRITE_AGAIN = "what was written is deleted with it: create the topic with its policies, then write again"
 
 

@@ -4,7 +4,8 @@ A message is acknowledged before its task ends. A task that is repeated sends it
 stays. Many messages are under way at once, so rows of one task may be stored in another order than they came.
 
 A job writes to one generation of its topic. The driver looks it up before the first task, and every call of a task names it:
-a topic that is deleted meanwhile is not created again. Only a topic that did not exist then is created, by the first task.
+a topic that is deleted meanwhile is not created again. Only a topic that did not exist then is created, by the first task; of
+a stream only in its first batch, since each batch is looked up by itself.
 
 A message that is stored and has not reached the topic's level in time is never sent again. Spark repeats a task that fails,
 with all its rows; so a task that waits for a level in vain stops sending and succeeds, and the driver fails the job.
@@ -49,7 +50,7 @@ from ister.pipeline.client import (
     partitions_named,
     retry_unavailable,
 )
-from ister.pipeline.source_offsets import WRITE_AGAIN, TopicChangedError
+from ister.pipeline.source_offsets import CREATE_FIRST, WRITE_AGAIN, TopicChangedError
 from ister.pipeline.source_options import target_of
 from ister.rpc import ister_v1_pb2 as pb
 
@@ -70,6 +71,8 @@ CALL_S = 60.0
 """How long a call may take at least; one that sends takes as long as the topic's ack_timeout_ms, and half of this more."""
 LEVEL_S = 60.0
 """How long a task of `df.write` waits for messages that are stored to reach the topic's level, after the broker has waited."""
+BATCH_ID_PROPERTY = "streaming.sql.batchId"
+"""The local property in which Spark tells the tasks of a stream the number of their batch."""
 LEVELS = {"cloud": pb.ACK_LEVEL_CLOUD, "lake": pb.ACK_LEVEL_LAKE}
 PLACES = {"cloud": "in an object", "lake": "in the table"}
 UINT64 = (1 << 64) - 1
@@ -264,9 +267,11 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         """
         return send_rows(self._options, self._targets, iterator, None)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803  # Spark's
-        """Fail the query if tasks wrote to different generations."""
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        """Fail the query if tasks wrote to different generations; create the topic if the first batch had no rows."""
         check_commits(self._options.topic, messages)
+        if batchId == 0 and not any(isinstance(one, Sent) and one.generations for one in messages):
+            create_topic(self._options)
 
 
 def send_rows(
@@ -274,16 +279,24 @@ def send_rows(
 ) -> Sent:
     """Send rows, and return once every one of them is acknowledged, or the topic's level was waited for in vain."""
     task = TaskContext.get()
-    sender = Sender(
-        options,
-        find_targets(options) if targets is None else targets,
-        0 if task is None else task.partitionId(),
-        level_s,
-    )
+    number, batch = (0, None) if task is None else (task.partitionId(), task.getLocalProperty(BATCH_ID_PROPERTY))
+    found = find_targets(options) if targets is None else targets
+    sender = Sender(options, found, number, level_s, may_create=batch in {None, "0"})
     try:
         return sender.send_all(row for batch in batches for row in rows_of(batch))
     finally:
         sender.close()
+
+
+def create_topic(options: WriteOptions) -> None:
+    """Create the topic if it does not exist, as a task with rows does."""
+    targets = find_targets(options)
+    if not targets:
+        sender = Sender(options, targets, 0, None)
+        try:
+            sender.create()
+        finally:
+            sender.close()
 
 
 class MessageRow(NamedTuple):
@@ -315,8 +328,17 @@ class Sender:
     `level_s` is how long it waits for messages that are stored to reach the topic's level; None waits for ever.
     """
 
-    def __init__(self, options: WriteOptions, targets: dict[str, Target], task: int, level_s: float | None) -> None:
+    def __init__(
+        self,
+        options: WriteOptions,
+        targets: dict[str, Target],
+        task: int,
+        level_s: float | None,
+        *,
+        may_create: bool = True,
+    ) -> None:
         self._options = options
+        self._may_create = may_create
         self._turn = task  # tasks begin at different partitions
         self._name = f"spark-{task}"
         self._level_s = level_s
@@ -339,6 +361,11 @@ class Sender:
         """End the connection, and what is under way."""
         self._channel.close()
         self._client.close()
+
+    def create(self) -> None:
+        """Create producers, and a topic that does not exist."""
+        for topic in self._topics:
+            self._producers[topic] = retry_unavailable(lambda: self._create(topic))  # noqa: B023  # called at once
 
     def send_all(self, rows: Iterator[MessageRow]) -> Sent:
         """Send messages; return once each was acknowledged. After a level was waited for in vain, rows are only counted."""
@@ -480,6 +507,8 @@ class Sender:
             request_serializer=ProducerRequest.SerializeToString,
             response_deserializer=ProducerResponse.FromString,
         )
+        if topic not in self._targets and not self._may_create:
+            raise TopicChangedError(topic, "does not exist", CREATE_FIRST)
         meant = self._metadata(topic)
         try:
             answer, call = create.with_call(request, timeout=CALL_S, metadata=meant)
