@@ -20,6 +20,7 @@ import math
 import struct
 from base64 import b64encode
 from collections.abc import Callable
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -423,10 +424,16 @@ def _written_by_value(value: Json | Number) -> str:
     match value:
         case Number():
             return value.text
+        case str():
+            return encode_basestring(value)
         case dict():
-            return f"{{{','.join(f'{_encode(name)}:{_written_by_value(one)}' for name, one in value.items())}}}"
+            return (
+                "{"
+                + ",".join([f"{encode_basestring(name)}:{_written_by_value(one)}" for name, one in value.items()])
+                + "}"
+            )
         case list():
-            return f"[{','.join(map(_written_by_value, value))}]"
+            return "[" + ",".join([_written_by_value(one) for one in value]) + "]"
         case _:
             return _encode(value)
 
