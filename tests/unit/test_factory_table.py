@@ -209,6 +209,25 @@ def test_d5_objects_that_are_gone_and_not_all_in_the_table_are_refused(tmp_path)
     run(story())
 
 
+def test_d5_objects_whose_first_are_gone_serve_what_the_table_does_not_hold(tmp_path):
+    async def story():
+        world = TableWorld(tmp_path)
+        await filled(world, upto=7)
+        lose_log(world)
+        first, *_ = world.object_files()
+        assert "data-00000000000000000000-" in first.name
+        first.unlink()
+        for _ in range(2):
+            factory = world.factory()
+            assert await factory.start() == [T], factory.problems
+            storage = await factory.for_topic(T)
+            assert storage.next_offset == 10
+            await read(storage, 0, 10)
+            await factory.shutdown()
+
+    run(story())
+
+
 def test_an_emptied_store_behind_a_log_that_is_enough_is_read_from_the_table(tmp_path):
     async def story():
         world = TableWorld(tmp_path)

@@ -223,16 +223,23 @@ class Opening:
         if table is None:
             await prove(self._store, self._catalog, start, goal)
             return objects
+        moved = False
         try:
             await prove(self._store, self._catalog, max(start, objects.start), objects.stop)
         except OBJECTS_FAIL as error:
-            if end.upto < goal:
+            # What is gone from the store may be in the table; behind its end, objects must have the rest.
+            border = min(end.upto, goal)
+            if border <= max(start, objects.start):
                 raise
-            log.error("objects_gone", topic=self._topic, start=objects.start, stop=objects.stop, cause=str(error))  # noqa: TRY400  # told whole
-            objects = Span(goal, goal)
+            await prove(self._store, self._catalog, border, objects.stop)
+            log.error("objects_gone", topic=self._topic, start=objects.start, stop=border, cause=str(error))  # noqa: TRY400  # told whole
+            # The table has to prove everything that objects do not count for any more.
+            start, objects, moved = min(start, objects.start), Span(border, max(border, objects.stop)), True
         behind = end.upto > objects.stop or objects == (goal, goal)
         for part in left_to_prove(start, goal, objects):
             await table.prove(*part)
+        if moved:
+            await self._catalog.begin_at(objects.start)
         if behind:
             log.error(
                 "log_behind_table",
