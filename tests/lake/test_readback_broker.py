@@ -197,7 +197,7 @@ def test_two_subscriptions_at_different_speeds_resume_exactly_after_kill_9_when_
         assert asyncio.run(take("slow", 550)) == list(range(50, 600))
         keys = asyncio.run(cursor_keys(broker))
         name = TopicName.parse(topic)
-        assert {key.split("/")[4] for key in keys if key.endswith(f"/{name.namespace}/{name.topic}")} == {
+        assert {key.split("/")[5] for key in keys if key.endswith(f"/{name.namespace}/{name.topic}")} == {
             "quick",
             "slow",
         }

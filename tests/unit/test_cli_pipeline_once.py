@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 from writer_parts import FakeBroker, FakeLake, FakeWriter
 
 from ister.cli import pipeline
@@ -29,7 +30,8 @@ def once(tmp_path, monkeypatch):
         monkeypatch.setattr(pipeline, "Lake", SimpleNamespace(open=lambda *_, **__: None))
         monkeypatch.setattr(pipeline, "TopicWriter", lambda *_: writer)
         monkeypatch.setattr(pipeline, "Wanted", lambda *_: SimpleNamespace(start=lambda: None))
-        pipeline.run(load(None, tmp_path, {}), RunOptions("127.0.0.1:1", "local[1]", True, (), None))
+        with capture_logs():
+            pipeline.run(load(None, tmp_path, {}), RunOptions("127.0.0.1:1", "local[1]", True, (), None))
 
     return run
 
