@@ -496,6 +496,7 @@ class ReliableSubscription:
 
     async def _read_on(self, reader: Reader) -> None:
         dispatch = self._dispatch
+        skipping = reader if isinstance(reader, SkipsMissing) else None  # asked once: a check of a protocol is slow
         while True:
             if self._ahead_at < len(self._ahead) or not dispatch.room:
                 self._hungry = self._loop.create_future()
@@ -505,8 +506,8 @@ class ReliableSubscription:
             self._ahead = await reader.read()
             self._ahead_at = 0
             self._read_succeeded()
-            if isinstance(reader, SkipsMissing):
-                self._skip_missing(dispatch, reader.skipped_upto)
+            if skipping is not None:
+                self._skip_missing(dispatch, skipping.skipped_upto)
             self._settle()
 
     def _skip_missing(self, dispatch: Dispatch, skipped_upto: int) -> None:
