@@ -19,6 +19,7 @@ import structlog
 
 from ister.cli.exits import FAMILIES
 from ister.core.errors import FencedError
+from ister.core.retry import backoff_s
 from ister.core.tokens import PARENT_VARIABLE, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -101,15 +102,16 @@ class PipelineChild:
 
     async def _keep(self, broker_url: str, has_owner: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
-        wait_s = BACKOFF_S[0]
+        attempts = 0
         while not self._ending:
             began = loop.time()
             try:
                 code = await self._run_once(broker_url)
             except Exception:  # the root of a task; no memory or no process is left, most likely
+                attempts += 1
+                wait_s = backoff_s(attempts, BACKOFF_S[1], BACKOFF_S[0])
                 log.exception("pipeline_not_started", again_in_s=wait_s)
                 await asyncio.sleep(wait_s)
-                wait_s = min(BACKOFF_S[1], wait_s * 2)
                 continue
             if self._is_ending():
                 return
@@ -119,12 +121,12 @@ class PipelineChild:
                 )
                 await _alone(has_owner)
                 log.info("pipeline_returns", alone_s=ALONE_S)
-                wait_s = BACKOFF_S[0]
+                attempts = 0
                 continue
-            wait_s = BACKOFF_S[0] if loop.time() - began > LIVED_S else wait_s
+            attempts = 1 if loop.time() - began > LIVED_S else attempts + 1
+            wait_s = backoff_s(attempts, BACKOFF_S[1], BACKOFF_S[0])
             log.error("pipeline_ended", code=code, again_in_s=wait_s)
             await asyncio.sleep(wait_s)
-            wait_s = min(BACKOFF_S[1], wait_s * 2)
 
     def _is_ending(self) -> bool:
         return self._ending  # it changes while we wait

@@ -6,7 +6,6 @@ The next offset of a topic is the largest over its tiers; `ister.storage.resume`
 from __future__ import annotations
 
 import asyncio
-import errno
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +30,7 @@ from ister.core.names import TopicName
 from ister.core.retry import backoff_s, is_transient
 from ister.core.segment import generation_prefix, topic_prefix
 from ister.ports.clock import SystemClock
-from ister.ports.files import OsFiles
+from ister.ports.files import NO_SPACE, OsFiles
 from ister.ports.slots import slots_of_process
 from ister.storage.object_retention import ObjectKeeper
 from ister.storage.progress import progress_root
@@ -217,7 +216,7 @@ class WalStorageFactory:
         except LockedError:
             pass  # every topic says so
         except OSError as error:
-            if is_transient(error) or error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            if is_transient(error) or error.errno in NO_SPACE:
                 raise
             reason = f"{self._root.path} cannot be used as a directory ({error.strerror}); choose another one"
             raise InvalidConfigError("wal.dir", reason) from error
