@@ -25,9 +25,9 @@ $(READY): requirements.lock pyproject.toml
 	@VIRTUAL_ENV=.venv $(BIN)/uv pip sync --quiet --require-hashes requirements.lock
 	@VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@echo "setup: compiling the frame decoder (once; cached from then on)"
-	@$(BIN)/python -m ister.core.warm
+	@$(BIN)/python -m ister.core.frames.warm
 	@echo "setup: fetching what Spark needs (once; kept from then on)"
-	@$(BIN)/python -m ister.pipeline.fetch >/dev/null
+	@$(BIN)/python -m ister.pipeline.fetch_jars >/dev/null
 	@touch $@
 
 .PHONY: run

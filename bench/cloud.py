@@ -36,10 +36,10 @@ from cloud_setup import (
     verify_messages,
 )
 from figures import Figures, show
-from ister.core.handoff import Span
+from ister.core.frames.warm import warm
 from ister.core.offsets import StartPosition
-from ister.core.warm import warm
-from ister.storage.tiers import ObjectTier
+from ister.core.tiers.selection import Span
+from ister.storage.tiered_reader import ObjectTier
 from ister.storage.wal_storage import WalStorage
 from ister.wal import Wal
 

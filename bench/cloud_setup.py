@@ -14,7 +14,7 @@ from ister.cloud import CloudReader, ObjectCatalog, Uploader, UploadOptions
 from ister.cloud.checkpoint import UploadCheckpoint
 from ister.core.message import MsgID, StreamMessage
 from ister.core.names import TopicName
-from ister.ports.files import OsFiles
+from ister.ports.files.files import OsFiles
 from ister.ports.metadata import SqliteMetadata
 from ister.ports.objects import FsStore
 from ister.wal import AckLevel, Wal, WalConfig

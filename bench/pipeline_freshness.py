@@ -23,13 +23,13 @@ import numpy as np
 
 from figures import show
 from ister.config import load
-from ister.core.ticks import Pace
-from ister.core.upkeep import Procedure
+from ister.core.table.maintenance import Procedure
 from ister.lake.snapshot import wall_ms
 from ister.pipeline import session
 from ister.pipeline.loop import Loop
 from ister.pipeline.maintenance import Result, Upkeep
-from ister.pipeline.writer import TopicWriter
+from ister.pipeline.pacing import Pace
+from ister.pipeline.topic_writer import TopicWriter
 from pipeline_setup import CORES, lake_in, seeded_broker, verify, writer_on
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ister.cli.compose import open_metadata, open_store, topics_config
 from ister.config import load
+from ister.runtime.compose import open_metadata, open_store, topics_config
 from ister.storage.factory import WalStorageFactory
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 
 from broker import create_topic
 from broker_process import BrokerProcess
+from ister.client.storage import BrokerClient
 from ister.config import load
-from ister.config.lake import catalog_properties
+from ister.config.catalog import catalog_properties
+from ister.lake.catalog import Lake
 from ister.lake.snapshot import wall_ms
-from ister.lake.table import Lake
-from ister.pipeline.client import BrokerClient
 from ister.pipeline.plan import Choice
 from ister.pipeline.task import Reach
-from ister.pipeline.writer import TopicWriter, WriterSettings
+from ister.pipeline.topic_writer import TopicWriter, WriterSettings
 from pipeline_seed import seed
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pipeline_kafka as peer
 from figures import show
 from ister.config import load
-from ister.config.lake import ICEBERG
+from ister.config.catalog import ICEBERG
 from ister.pipeline import session
 from pipeline_seed import BATCH, payloads
 from pipeline_setup import (

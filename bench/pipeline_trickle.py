@@ -29,7 +29,7 @@ from ister.config import load
 from ister.pipeline import session
 from ister.pipeline.maintenance import Result, Upkeep, state_of
 from ister.pipeline.task import outcome_of
-from ister.pipeline.writer import TopicWriter
+from ister.pipeline.topic_writer import TopicWriter
 from pipeline_clock import VirtualClock, stamp_again
 from pipeline_setup import CORES, lake_in, seeded_broker, verify, writer_on
 
@@ -45,9 +45,10 @@ class TrickleWriter(TopicWriter):
 
     commits_ms: list[float]
 
-    def _run(self, works):
-        reach = self._settings.reach.whole()
-        return [outcome_of(work, reach) for work in works]
+    def _run(self, plans):
+        job = self._job(plans)
+        job = job._replace(reach=job.reach.whole())
+        return [outcome_of(plan, job) for plan in plans]
 
     def _open_table(self, key) -> None:
         super()._open_table(key)

@@ -24,8 +24,8 @@ import structlog
 import readback_floor
 import readback_memory
 from figures import Figures, show
+from ister.core.frames.warm import warm
 from ister.core.offsets import StartPosition
-from ister.core.warm import warm
 from ister.lake.topic_reader import TopicReader
 from ister.storage.wal_storage import WalStorage
 from ister.wal import Wal

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from cloud_memory import forget_peak, memory_mib
-from ister.core.warm import warm
+from ister.core.frames.warm import warm
 from ister.lake.topic_reader import TopicReader
 from readback_setup import table_in
 

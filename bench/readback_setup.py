@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 
-from ister.core.columns import SCHEMA, batch_of
+from ister.core.frames.columns import SCHEMA, batch_of
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
+from ister.lake.catalog import Lake
+from ister.lake.columns import table_rows
 from ister.lake.parquet import write_files
-from ister.lake.schema import table_rows
-from ister.lake.table import Lake
 from ister.lake.topic_reader import TopicReader
 from ister.lake.topic_table import TableReads
 from ister.wal import AckLevel, Wal, WalConfig

@@ -23,11 +23,11 @@ import pyarrow as pa
 import structlog
 
 import floors
-from ister.core.columns import batch_of, decode_batch, scan_run
-from ister.core.frame import encode_message
+from ister.core.frames.columns import batch_of, decode_batch, scan_run
+from ister.core.frames.frame import encode_message
+from ister.core.frames.warm import warm
 from ister.core.message import MsgID, StreamMessage
 from ister.core.offsets import StartPosition
-from ister.core.warm import warm
 from ister.wal import AckLevel, Wal, WalConfig
 
 ROUNDS = 3

@@ -14,20 +14,9 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 import pytest
 import structlog
 
-from counts import LONG
+from parts.counts import LONG
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-
-
-SLOW = ("test_objects_contract", "test_objects_faults", "test_metadata_contract", "test_metadata_etcd", "test_config_hostile",
-        "test_metadata_sqlite", "test_cli_dump", "test_cli_verify", "test_factory_running", "test_uploader_disk")  # fmt: skip
-"""Files that start a server or try thousands: `make test` runs them, `make check` does not."""
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.path.stem in SLOW:
-            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ister._version import __version__
+
 if TYPE_CHECKING:
-    from ister.library import IcebergStorage
+    from ister.runtime.iceberg_storage import IcebergStorage
 
 __all__ = ["IcebergStorage", "__version__"]
 
-__version__ = "0.1.0"
-
 
 def __getattr__(name: str) -> object:
-    """Import the library when it is asked for: executors and commands that do without it do not wait for it."""
+    """Import IcebergStorage on first use: executors and commands that do not use it start faster."""
     if name == "IcebergStorage":
-        from ister.library import IcebergStorage  # noqa: PLC0415  # see above
+        from ister.runtime.iceberg_storage import IcebergStorage  # noqa: PLC0415  # on first use
 
         return IcebergStorage
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

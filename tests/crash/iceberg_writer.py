@@ -13,13 +13,13 @@ from struct import Struct
 import structlog
 
 from ister import IcebergStorage
+from ister.aio.watermark import Watermark
 from ister.config import load
-from ister.config.lake import catalog_properties
+from ister.config.catalog import catalog_properties
 from ister.core.message import StreamMessage
 from ister.core.names import TopicName
-from ister.lake.table import Lake
-from ister.ports.progress import Progress
-from local_pipeline import LakeTables, LocalPipeline
+from ister.lake.catalog import Lake
+from parts.local_pipeline import LakeTables, LocalPipeline
 
 TOPIC = "kill"
 BATCH, AHEAD = 20, 200
@@ -44,7 +44,7 @@ def report(what: bytes, subscription: int, offset: int) -> None:
     os.write(sys.stdout.fileno(), REPORT.pack(what, subscription, offset))
 
 
-async def store_without_end(storage, slow: Progress) -> None:
+async def store_without_end(storage, slow: Watermark) -> None:
     """Store, a little ahead of the slow one, who acknowledges each message."""
     while True:
         start = await storage.get_write_position(TOPIC)
@@ -54,7 +54,7 @@ async def store_without_end(storage, slow: Progress) -> None:
         report(STORED, 0, offsets.stop)
 
 
-async def read_without_end(storage, number: int, progress: Progress) -> None:
+async def read_without_end(storage, number: int, progress: Watermark) -> None:
     stream = await storage.create_subscription_stream("default", TOPIC, SUBSCRIPTIONS[number])
     report(FIRST, number, stream.cursor)
     expected = stream.cursor
@@ -73,7 +73,7 @@ async def main(directory: Path) -> None:
     storage, pipeline, _ = open_storage(directory)
     await storage.initialize_topic(TOPIC)
     async with asyncio.TaskGroup() as tasks:
-        progress = [Progress(0) for _ in SUBSCRIPTIONS]
+        progress = [Watermark(0) for _ in SUBSCRIPTIONS]
         tasks.create_task(store_without_end(storage, progress[0]))
         for number, reached in enumerate(progress):
             tasks.create_task(read_without_end(storage, number, reached))

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import structlog
 
-from ister.core.columns import decode_messages
-from ister.core.frame import encode_message
+from ister.core.frames.columns import decode_messages
+from ister.core.frames.frame import encode_message
+from ister.core.frames.warm import warm
 from ister.core.message import StreamMessage
 from ister.core.offsets import StartPosition
-from ister.core.warm import warm
 from ister.wal import Wal, WalConfig
 
 ACK = struct.Struct("<QII")

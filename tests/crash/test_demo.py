@@ -11,11 +11,11 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
-from ister.cli import demo
 from ister.cli.app import app
-from ister.cli.demo_broker import DemoBroker
-from ister.cli.demo_history import SHOPS, History, Received, Subscription, check_replay, key_of, order
-from ister.cli.exits import CheckFailedError
+from ister.cli.demo import story as demo
+from ister.cli.demo.broker import DemoBroker
+from ister.cli.demo.history import SHOPS, History, Received, Subscription, check_replay, key_of, order
+from ister.cli.exit_codes import CheckFailedError
 
 LIMIT_S = 600
 ISTER = [sys.executable, "-c", "from ister.cli import main; main()"]
@@ -128,7 +128,7 @@ def test_the_demo_fails_when_an_object_is_damaged_once_the_log_is_gone(tmp_path,
         path.write_bytes(data)
 
     monkeypatch.setattr(demo.shutil, "rmtree", remove_and_harm)
-    monkeypatch.setattr("ister.cli.demo_clients.SILENCE_S", 3)
+    monkeypatch.setattr("ister.cli.demo.clients.SILENCE_S", 3)
     result = in_process(tmp_path / "data")
     assert result.exit_code != 0
     assert "none lost" not in result.stdout

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from crash.topic_writer import ACKNOWLEDGED, REFUSED, log_directory, object_files, open_topic
 from ister.cli.app import app
-from ister.cli.verify import verify_directory
-from ister.ports.files import OsFiles
+from ister.offline.verify_log import verify_directory
+from ister.ports.files.files import OsFiles
 from ister.wal.directory import FileNames
 
 LIMIT_S = 120

@@ -18,7 +18,7 @@ from ister.cloud import Retention, UploadOptions
 from ister.core.errors import LockedError
 from ister.core.message import StreamMessage
 from ister.core.names import TopicName
-from ister.ports.files import OsFiles
+from ister.ports.files.files import OsFiles
 from ister.ports.metadata import SqliteMetadata
 from ister.ports.objects import FsStore
 from ister.storage.factory import TopicsConfig, WalStorageFactory

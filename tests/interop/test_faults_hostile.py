@@ -9,10 +9,10 @@ from collections import Counter
 import grpc
 import pytest
 
-from counts import LONG
 from interop import hostile
 from interop.raw import LEAKED, OPTIONS
 from interop.waiting import limited_to
+from parts.counts import LONG
 
 ANSWER_S_MAX = 20.0
 STREAM_S = 0.02

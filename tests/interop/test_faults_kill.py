@@ -9,11 +9,11 @@ import time
 from collections import defaultdict
 from typing import NamedTuple
 
-from counts import LONG
 from interop.load import Reader, Writer, check_history, read_back
 from interop.raw import EXCLUSIVE, KEY_SHARED, SHARED, api
 from interop.waiting import eventually, limited_to
-from ister.core.recover import Verdict, recover
+from ister.core.frames.recover import Verdict, recover
+from parts.counts import LONG
 
 WRITERS = 6
 RESTART_S_MAX = 5.0

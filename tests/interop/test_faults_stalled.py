@@ -3,9 +3,9 @@
 import asyncio
 import time
 
-from counts import LONG
 from interop.raw import DEAD_LETTER, EXCLUSIVE, SHARED, api
 from interop.waiting import eventually, limited_to, within
+from parts.counts import LONG
 
 GROWTH_MIB_MAX = 64
 WORKERS = 9

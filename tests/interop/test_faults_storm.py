@@ -9,9 +9,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from counts import LONG
 from interop.raw import SHARED, Raw
 from interop.waiting import eventually, limited_to
+from parts.counts import LONG
 
 TOGETHER = 50
 """So many clients are connected at the same time; more would measure this process."""

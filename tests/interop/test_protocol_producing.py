@@ -8,7 +8,7 @@ import pytest
 
 from interop.official import Official, numbered, payloads
 from interop.raw import EXCLUSIVE, api, once_allowed, refused
-from ister.broker.producing import ATTRIBUTES_MAX
+from ister.broker.services.producer import ATTRIBUTES_MAX
 
 BAD_NAMES = [
     "", "/", "//", "topic", "/default", "/default/", "//topic", "default/topic", "/default/topic/", "/default/a/b",

@@ -36,7 +36,7 @@ async def test_a_nacked_message_comes_again_and_others_go_on(broker, topic):
 
 
 async def test_a_delay_is_kept_and_the_longer_of_policy_and_nack_counts(broker, topics):
-    """Never early; how late to the millisecond is told in virtual time (tests/unit/test_dispatch_failure.py)."""
+    """Never early; how late to the millisecond is told in virtual time (tests/unit/core/dispatch/test_dispatch_failure.py)."""
     async with broker.raw() as raw:
         for topic, base_ms, delay_ms in zip(topics(2), (1, 400), (400, 1), strict=True):
             await raw.create_topic(topic)

@@ -3,9 +3,19 @@
 from pathlib import Path
 
 import pytest
-from spark_fixture import catalog, lake_config, lake_home, spark  # noqa: F401  # fixtures for all tests here
+
+from parts.spark_fixture import catalog, lake_config, lake_home, spark  # noqa: F401  # fixtures for all tests here
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def broker():
+    """A broker whose pipeline proves itself by a token."""
+    from parts.pipeline import broker_with_token
+
+    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as found:
+        yield found
 
 
 def pytest_collection_modifyitems(items):

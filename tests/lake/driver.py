@@ -15,18 +15,18 @@ from pathlib import Path
 
 import structlog
 
+from ister.client.storage import BrokerClient
 from ister.config import load
-from ister.config.lake import catalog_properties
+from ister.config.catalog import catalog_properties
 from ister.core.errors import BusyError, FencedError, IsterError
 from ister.core.names import TopicName
-from ister.lake.commit import LakeTable
-from ister.lake.table import Lake
-from ister.pipeline import writer as writing
-from ister.pipeline.client import BrokerClient
+from ister.lake.catalog import Lake
+from ister.lake.table import LakeTable
+from ister.pipeline import job as writing
 from ister.pipeline.plan import Choice
 from ister.pipeline.session import open_session
-from ister.pipeline.task import Reach, run_tasks
-from ister.pipeline.writer import TopicWriter, WriterSettings
+from ister.pipeline.task import Reach, write_splits
+from ister.pipeline.topic_writer import TopicWriter, WriterSettings
 
 STEPS = ("register", "claim", "plan", "job", "written", "committed")
 WAIT_S = 60.0
@@ -61,8 +61,8 @@ class Writer(TopicWriter):
         held.at("plan")
         return shares
 
-    def _run(self, works):
-        outcomes = super()._run(works)
+    def _run(self, plans):
+        outcomes = super()._run(plans)
         held.at("written")
         return outcomes
 
@@ -81,8 +81,8 @@ def hold_after(method, step):
 def holding(path):
     """Return tasks that write their files and then wait to be killed."""
 
-    def run(tasks, reach, batches):
-        for outcome in run_tasks(tasks, reach, batches):
+    def run(job, batches):
+        for outcome in write_splits(job, batches):
             Path(path).touch()
             threading.Event().wait()
             yield outcome
@@ -93,10 +93,10 @@ def holding(path):
 def failing(directory):
     """Return tasks that fail at their first attempt, when their files are written."""
 
-    def run(tasks, reach, batches):
+    def run(job, batches):
         from pyspark import TaskContext
 
-        outcomes = list(run_tasks(tasks, reach, batches))
+        outcomes = list(write_splits(job, batches))
         context = TaskContext.get()
         (Path(directory) / f"{context.taskAttemptId()}-{context.attemptNumber()}").touch()
         if context.attemptNumber() == 0:
@@ -109,10 +109,10 @@ def failing(directory):
 def doubled(directory):
     """Return tasks that do everything twice, as when Spark has started a second attempt, and answer once."""
 
-    def run(tasks, reach, batches):
+    def run(job, batches):
         given = list(batches)
         for attempt in range(2):
-            outcomes = list(run_tasks(tasks, reach, iter(given)))
+            outcomes = list(write_splits(job, iter(given)))
             (Path(directory) / f"{threading.get_native_id()}-{attempt}-{time.monotonic_ns()}").touch()
         yield from outcomes
 
@@ -140,9 +140,9 @@ class Driver:
     def start(self, topics, hold="", path="", faults=""):
         """Become the owner of topics; stop at a step, or have tasks misbehave, as told."""
         held.step, held.path = hold, Path(path)
-        writing.run_tasks = holding(path) if hold == "job" else run_tasks
+        writing.write_splits = holding(path) if hold == "job" else write_splits
         if faults:
-            writing.run_tasks = {"failing": failing, "doubled": doubled}[faults](path)
+            writing.write_splits = {"failing": failing, "doubled": doubled}[faults](path)
         settings = WriterSettings(Reach({}, "fs", OBJECTS, {}), choice=Choice(tuple(topics)))
         self.client = self.client or Client(BROKER, "a-token-for-tests")
         self.writer = Writer(self.spark, self.client, self.lake, settings)

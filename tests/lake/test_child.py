@@ -7,12 +7,12 @@ import subprocess
 import time
 from pathlib import Path
 
-from pipeline_parts import assert_exact, produce
 from pyiceberg.catalog import load_catalog
 
 from interop.broker import ISTER, Broker
 from ister.config import load
-from ister.config.lake import catalog_properties
+from ister.config.catalog import catalog_properties
+from parts.pipeline import assert_exact, produce
 
 TOPIC = "/default/orders"
 PATIENCE_S = 120.0

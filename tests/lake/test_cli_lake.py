@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import structlog
-from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, produce
 from typer.testing import CliRunner
 
 from ister.cli.app import app
-from ister.cli.pipeline import maintaining
 from ister.config import load
-from ister.core.upkeep import spelling
+from ister.core.table.maintenance import spelling
 from ister.pipeline.status import FILE_NAME, Status
+from ister.runtime.pipeline import maintaining
+from parts.pipeline import Pipeline, assert_exact, new_topic, produce
 
 ISTER = [sys.executable, "-c", "from ister.cli import main; main()"]
 
@@ -27,12 +27,6 @@ ISTER = [sys.executable, "-c", "from ister.cli import main; main()"]
 def _logging_as_it_was():
     yield
     structlog.reset_defaults()
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as found:
-        yield found
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import subprocess
 
 import pyarrow.compute as pc
 import yaml
-from cluster import cluster
-from pipeline_parts import new_topic, produce
 from pyiceberg.catalog import load_catalog
 
 from interop.broker import ISTER, Broker
 from ister.config import load
-from ister.config.lake import catalog_properties
+from ister.config.catalog import catalog_properties
+from parts.cluster import cluster
+from parts.pipeline import new_topic, produce
 from services.moto import shared_moto
 
 LIMIT_S = 240.0

@@ -4,16 +4,16 @@ import time
 
 import pyarrow as pa
 import pytest
-from engines import by_duckdb, by_duckdb_handed_arrow, by_polars, by_pyiceberg, by_spark
-from lake_parts import messages
-from pipeline_parts import new_topic
 
 from ister.core.names import TopicName
-from ister.core.upkeep import Procedure
+from ister.core.table.maintenance import Procedure
+from ister.lake.catalog import Lake
+from ister.lake.columns import arrow_of, table_rows
 from ister.lake.parquet import write_files
-from ister.lake.schema import arrow_of, table_rows
-from ister.lake.table import Lake
 from ister.pipeline.maintenance import Upkeep
+from parts.engines import by_duckdb, by_duckdb_handed_arrow, by_polars, by_pyiceberg, by_spark
+from parts.lake import messages
+from parts.pipeline import new_topic
 
 NOW_US = 1_790_000_000_123_456
 ROWS = 60

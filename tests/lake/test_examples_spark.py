@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from counts import LONG
 from interop.broker import Broker
+from parts.counts import LONG
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUN_CELLS = "import json, sys; names = {}; [exec(cell, names) for cell in json.load(sys.stdin)]"

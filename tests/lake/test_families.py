@@ -2,14 +2,7 @@
 
 import asyncio
 
-import pytest
-from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, produce, rows_of
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as found:
-        yield found
+from parts.pipeline import Pipeline, assert_exact, new_topic, produce, rows_of
 
 
 def delete(broker, topic):

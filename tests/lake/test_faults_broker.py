@@ -4,12 +4,12 @@ import threading
 import time
 
 import pytest
-from fault_parts import assert_all, files_of, some
-from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, produce, rows_of
 
-from ister.core.ticks import Pace
-from ister.pipeline.client import BrokerUnavailableError
+from ister.client.storage import BrokerUnavailableError
 from ister.pipeline.loop import Loop
+from ister.pipeline.pacing import Pace
+from parts.fault import assert_all, files_of, some
+from parts.pipeline import Pipeline, assert_exact, broker_with_token, new_topic, produce, rows_of
 
 SMALL_FILES = {"wal_cloud": {"wal": {"rotation": {"max_bytes": 32_768}}}}
 SOON = Pace(1.0, 0.2, 1 << 30, 1 << 40)

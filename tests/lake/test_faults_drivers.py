@@ -5,16 +5,11 @@ from itertools import pairwise
 
 import pytest
 from driver import STEPS
-from fault_parts import Driver, appends_of, assert_all, files_of, some, wait_for, wait_until
-from pipeline_parts import Pipeline, broker_with_token, new_topic, produce, table_of
+
+from parts.fault import Driver, appends_of, assert_all, files_of, some, wait_for, wait_until
+from parts.pipeline import Pipeline, new_topic, produce, table_of
 
 NO_SPARK = ("register", "claim", "plan")
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

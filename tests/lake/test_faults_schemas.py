@@ -2,30 +2,19 @@
 
 import asyncio
 import json
-import sys
-from pathlib import Path
 from random import Random
 
 import pytest
 from danube import CompatibilityMode, SchemaType
 from danube.proto import DanubeApi_pb2 as api
-from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, rows_of
 
 from interop.official import Official
 from interop.test_schemas import register
-
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
-
-from test_typed_chains import Avro, Json, Protobuf, change, copied, random_struct, seen_in
+from parts.pipeline import Pipeline, assert_exact, new_topic, rows_of
+from parts.schema_chains import Avro, Json, Protobuf, change, copied, random_struct, seen_in
 
 CHANGES = 50
 TRIES = 2000
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as found:
-        yield found
 
 
 def json_definition(writer, root):

@@ -7,15 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
-from fault_parts import assert_all, files_of, some
-from pipeline_parts import Pipeline, broker_with_token, new_topic, produce, table_of
 from pyiceberg.exceptions import CommitFailedException
 
-from ister.config.lake import catalog_properties
-from ister.config.lake_keys import Maintenance
-from ister.core.upkeep import Procedure
-from ister.lake.catalog import KnowingCatalog
+from ister.config.catalog import catalog_properties
+from ister.config.lake_models import Maintenance
+from ister.core.table.maintenance import Procedure
+from ister.lake.catalog import CachingSqlCatalog
 from ister.pipeline.maintenance import MaintenanceConflictError, Upkeep
+from parts.fault import assert_all, files_of, some
+from parts.pipeline import Pipeline, new_topic, produce, table_of
 
 HOUR_MS = 3_600_000
 DAY_S = 86_400
@@ -23,7 +23,7 @@ LATE_MAX = 5
 """How often a procedure may come too late: ticks follow each other here without a pause, and Iceberg tries five times a call."""
 
 
-class Interrupted(KnowingCatalog):
+class Interrupted(CachingSqlCatalog):
     """A catalog that lets others act in the moment before a commit, and loses answers when told; each once."""
 
     before = after = None
@@ -49,12 +49,6 @@ class Interrupted(KnowingCatalog):
         setattr(self, when, None)
         if act is not None:
             act()
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as found:
-        yield found
 
 
 @pytest.fixture

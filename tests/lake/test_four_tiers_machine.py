@@ -14,18 +14,18 @@ import pyarrow as pa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
-from lake_parts import lake_of
 
 from ister.cloud import Retention, UploadOptions
-from ister.core.columns import decode_batch
-from ister.core.frame import encode_message
+from ister.core.frames.columns import decode_batch
+from ister.core.frames.frame import encode_message
 from ister.core.offsets import StartPosition
+from ister.lake.columns import table_rows
 from ister.lake.parquet import write_files
-from ister.lake.schema import table_rows
 from ister.lake.topic_table import ReaderOptions, TableReads
 from ister.storage.factory import TopicsConfig, WalStorageFactory
 from ister.wal import WalConfig
 from model.test_tiers_machine import NEVER_S, Tiers, done
+from parts.lake import lake_of
 from sim.cloud_story import ROOT, TOPIC
 
 

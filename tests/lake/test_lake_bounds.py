@@ -7,17 +7,17 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
-from lake_parts import TOPIC, append, assert_exact, lake_of, metadata_files, sql_catalog, write
 from pyiceberg.io import load_file_io
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.types import NestedField, StringType
 from sqlalchemy import event
 
-from ister.lake.commit import LakeTable
+from ister.lake.catalog import Lake
 from ister.lake.files import SyncedFileIO, is_local, of_files, open_io
 from ister.lake.snapshot import GRACE_MS, SNAPSHOTS_MAX, wall_ms
-from ister.lake.table import Lake
+from ister.lake.table import LakeTable
 from ister.lake.topic_table import TableReads
+from parts.lake import TOPIC, append, assert_exact, lake_of, metadata_files, sql_catalog, write
 
 
 class Clock:

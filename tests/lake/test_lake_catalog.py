@@ -5,14 +5,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import pytest
-from lake_parts import TOPIC, append, assert_exact, lake_of, sql_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table.update import update_table_metadata
 from pyiceberg.transforms import IdentityTransform
 
 from ister.lake import snapshot
-from ister.lake.catalog import KnowingCatalog, SharedMetadata, open_catalog
+from ister.lake.catalog import CachingSqlCatalog, SharedMetadata, open_catalog
 from ister.lake.snapshot import Stage
+from parts.lake import TOPIC, append, assert_exact, lake_of, sql_catalog
 
 NAME = "default.orders"
 
@@ -136,10 +136,10 @@ def test_metadata_is_updated_without_a_copy_of_its_parts_and_as_the_library_woul
 def test_only_a_sql_catalog_is_one_that_knows(tmp_path):
     properties = {"warehouse": f"file://{tmp_path}/warehouse"}
     sql = open_catalog("ister", {**properties, "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "own": "kept"})
-    assert type(sql) is KnowingCatalog
+    assert type(sql) is CachingSqlCatalog
     assert sql.properties["own"] == "kept"
     assert sql.name == "ister"
     sql.close()
     memory = open_catalog("ister", {**properties, "type": "in-memory"})
-    assert not isinstance(memory, KnowingCatalog)
+    assert not isinstance(memory, CachingSqlCatalog)
     memory.close()

@@ -6,13 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from lake_parts import TOPIC, append, assert_exact, held_rows, lake_of, metadata_files, sql_catalog, write
 from pyiceberg.exceptions import CommitFailedException
 
 from ister.core.names import TopicName
-from ister.core.publish import LANDED
-from ister.lake.catalog import KnowingCatalog
-from ister.lake.commit import TRIES
+from ister.core.table.commit import LANDED
+from ister.lake.catalog import CachingSqlCatalog
 from ister.lake.errors import (
     CommitConflictError,
     CommitMisplacedError,
@@ -20,9 +18,11 @@ from ister.lake.errors import (
     CommitUnknownError,
     LakeUnavailableError,
 )
+from ister.lake.table import TRIES
+from parts.lake import TOPIC, append, assert_exact, held_rows, lake_of, metadata_files, sql_catalog, write
 
 
-class Interrupted(KnowingCatalog):
+class Interrupted(CachingSqlCatalog):
     """A catalog that lets others act in the moment before a commit, and loses answers when told."""
 
     before = staticmethod(lambda: None)
@@ -349,7 +349,7 @@ def test_f30_a_refusal_that_no_other_snapshot_explains_deletes_nothing_as_the_co
 
     def land():
         catalog.before = lambda: None
-        KnowingCatalog.commit_table(catalog, *offered[0])
+        CachingSqlCatalog.commit_table(catalog, *offered[0])
 
     def under_way():
         catalog.before = land

@@ -6,27 +6,27 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from lake_parts import NOW_US, TOPIC, append, assert_exact, messages
-from pipeline_parts import produce
-from test_lake_repair_proof import FakeBroker, iceberg_offsets
 
 from interop.broker import Broker
-from ister.cli.lake import names_of, repair
-from ister.cli.pipeline import reach
-from ister.cli.topics_purge import TopicTable
+from ister.cli.commands.lake import names_of, repair
+from ister.cli.commands.topics import TopicTable
+from ister.client.storage import BrokerClient
 from ister.config import load
-from ister.config.lake import catalog_properties
-from ister.config.lake_keys import Maintenance
-from ister.core.upkeep import Procedure
+from ister.config.catalog import catalog_properties
+from ister.config.lake_models import Maintenance
+from ister.core.table.maintenance import Procedure
+from ister.lake.catalog import Lake
+from ister.lake.columns import table_rows
 from ister.lake.errors import OutsideWarehouseError
 from ister.lake.files import open_io
 from ister.lake.parquet import write_files
-from ister.lake.schema import table_rows
-from ister.lake.table import Lake
-from ister.pipeline.client import BrokerClient
 from ister.pipeline.maintenance import Upkeep, _require_files_inside
-from ister.pipeline.writer import TopicWriter, WriterSettings
+from ister.pipeline.topic_writer import TopicWriter, WriterSettings
 from ister.rpc import ister_v1_pb2 as pb
+from ister.runtime.pipeline import reach
+from parts.lake import NOW_US, TOPIC, append, assert_exact, messages
+from parts.pipeline import produce
+from parts.repair import FakeBroker, iceberg_offsets
 
 ROWS = 30
 

@@ -6,10 +6,10 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from lake_parts import TOPIC, append, assert_exact
 
-from ister.core.publish import LANDED
-from ister.lake.table import Lake
+from ister.core.table.commit import LANDED
+from ister.lake.catalog import Lake
+from parts.lake import TOPIC, append, assert_exact
 from services.fault_proxy import FaultProxy
 from services.moto import serve_moto
 

@@ -5,14 +5,14 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from lake_parts import TOPIC, append, assert_exact, held_rows, lake_of
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchPropertyException, TableAlreadyExistsError
 
 from ister.core.names import TopicName
-from ister.core.tables import with_generation, with_hash
+from ister.core.table.names import with_generation, with_hash
 from ister.lake.errors import LakeUnavailableError, UnsupportedFormatError
 from ister.lake.repair import examine, find_table
 from ister.pipeline.maintenance import tables_of
+from parts.lake import TOPIC, append, assert_exact, held_rows, lake_of
 
 PLAIN = ("default", "orders")
 

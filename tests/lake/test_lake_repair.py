@@ -5,18 +5,17 @@ from urllib.parse import urlparse
 
 import numpy as np
 import pytest
-from lake_parts import TOPIC, append, assert_exact, held_rows, lake_of, metadata_files
 from pyiceberg.exceptions import CommitFailedException
 
 from ister.lake import repair
-from ister.lake.catalog import KnowingCatalog
+from ister.lake.catalog import CachingSqlCatalog, Lake
 from ister.lake.errors import CommitConflictError, CommitUnknownError, LakeUnavailableError
 from ister.lake.repair import Cut, Offsets, examine, mend
 from ister.lake.snapshot import wall_ms
-from ister.lake.table import Lake
+from parts.lake import TOPIC, append, assert_exact, held_rows, lake_of, metadata_files
 
 
-class Interrupted(KnowingCatalog):
+class Interrupted(CachingSqlCatalog):
     """A catalog that lets others act before a commit, and says something else after it, when told."""
 
     before = after = staticmethod(lambda: None)

@@ -1,47 +1,19 @@
 """K1. `ister lake repair` deletes only rows that log or objects hold durably; the table is no backup of itself."""
 
-import json
 from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
-from lake_parts import TOPIC, append, assert_exact, lake_of
 
-from ister.broker.v1_shapes import offsets_of
-from ister.cli.exits import exit_code
-from ister.cli.lake import repair
+from ister.broker.services.wire import offsets_of
+from ister.cli.commands.lake import repair
+from ister.cli.exit_codes import exit_code
 from ister.core.errors import PreconditionError
 from ister.lake.repair import RepairRefusedError
 from ister.pipeline.plan import Choice
 from ister.rpc import ister_v1_pb2 as pb
-
-
-class FakeBroker:
-    """Answers ListTopics with one topic, whose offsets may change from answer to answer."""
-
-    def __init__(self, *answers, lake=True):
-        self.answers = list(answers)
-        self.woken = []
-        self.others = []
-        self.policies = json.dumps({"lake": lake})
-
-    def ask(self, method, request, _answer):
-        if method.endswith("/WakePipeline"):
-            self.woken.append((request.topic, request.generation))
-            return pb.WakePipelineResponse()
-        offsets = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        topic = pb.Topic(
-            name=str(TOPIC), generation=1, dispatch=pb.DISPATCH_RELIABLE, policies=self.policies, offsets=offsets
-        )
-        return pb.ListTopicsResponse(topics=[topic, *self.others])
-
-
-def iceberg_offsets(*, log_start, cloud=None, end=30):
-    """What a broker with `storage.type: iceberg` answers: `start` is 0, as the table holds what log and objects do not."""
-    offsets = pb.Offsets(start=0, next=end, synced=end, log_start=log_start, lake_upto=end)
-    if cloud is not None:
-        offsets.cloud_start, offsets.cloud_stop = cloud
-    return offsets
+from parts.lake import TOPIC, append, assert_exact, lake_of
+from parts.repair import FakeBroker, iceberg_offsets
 
 
 def read_only_offsets():

@@ -8,17 +8,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from lake_parts import NOW_US, TOPIC, append, assert_exact, held_rows, lake_of, messages, metadata_files, write
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.transforms import IdentityTransform
 
-from ister.core.typed.shape import Field, List, Map, Primitive, Struct, arrow_type
-from ister.lake.catalog import KnowingCatalog
+from ister.lake.catalog import CachingSqlCatalog
+from ister.lake.columns import arrow_of, table_rows
 from ister.lake.errors import CommitConflictError, CorruptRowsError
 from ister.lake.evolve import evolve, own_columns, value_shape
 from ister.lake.parquet import write_files
 from ister.lake.repair import Cut, examine, mend
-from ister.lake.schema import arrow_of, table_rows
+from ister.schemas.columns.types import Field, List, Map, Primitive, Struct, arrow_type
+from parts.lake import NOW_US, TOPIC, append, assert_exact, held_rows, lake_of, messages, metadata_files, write
 
 X = Struct((Field("x", Primitive.INT),))
 SHAPE = Struct(
@@ -188,7 +188,7 @@ def payload_page(path):
     return column.data_page_offset + column.total_compressed_size - 16
 
 
-class Refusing(KnowingCatalog):
+class Refusing(CachingSqlCatalog):
     """A catalog that refuses a commit after another came first."""
 
     meanwhile = None

@@ -6,15 +6,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from lake_parts import NOW_US, messages
 from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import DoubleType, ListType, LongType, NestedField, StringType, StructType
 
-from ister.core.columns import SCHEMA as MESSAGES
-from ister.core.columns import decode_batch, encode_columns
+from ister.core.frames.columns import SCHEMA as MESSAGES
+from ister.core.frames.columns import decode_batch, encode_columns
+from ister.lake.columns import ARROW, PUBLISH_TIME_MS_MAX, SCHEMA, arrow_of, differs, table_rows
 from ister.lake.parquet import DAY_US, Written, write_files
-from ister.lake.schema import ARROW, PUBLISH_TIME_MS_MAX, SCHEMA, arrow_of, differs, table_rows
+from parts.lake import NOW_US, messages
 
 LIMIT = 1 << 27
 EXTREMES = [0, 1, 2**63 - 1, 2**63, 2**64 - 1]

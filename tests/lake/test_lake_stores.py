@@ -1,10 +1,10 @@
 """The same commits on S3, with a SQL catalog and with Glue: configuration alone."""
 
 import pytest
-from lake_parts import TOPIC, append, assert_exact
 
+from ister.lake.catalog import Lake
 from ister.lake.errors import CommitRefusedError
-from ister.lake.table import Lake
+from parts.lake import TOPIC, append, assert_exact
 from services.moto import shared_moto
 
 

@@ -4,18 +4,18 @@ import threading
 
 import pyarrow as pa
 import pytest
-from lake_parts import TOPIC, append, assert_exact, held_rows, lake_of, messages, sql_catalog, write
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from ister.core.errors import CorruptError
 from ister.core.names import TopicName
-from ister.core.publish import LANDED
-from ister.core.tables import GENERATION, UPTO, with_hash
+from ister.core.table.commit import LANDED
+from ister.core.table.names import GENERATION, UPTO, with_hash
+from ister.lake.catalog import Lake
+from ister.lake.columns import table_rows
 from ister.lake.errors import CommitMisplacedError, LakeUnavailableError, TableMovedError
-from ister.lake.schema import table_rows
-from ister.lake.table import Lake
+from parts.lake import TOPIC, append, assert_exact, held_rows, lake_of, messages, sql_catalog, write
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from counts import LONG
 from ister import IcebergStorage
 from ister.config import load
-from ister.config.lake import catalog_properties
+from ister.config.catalog import catalog_properties
 from ister.core.message import StreamMessage
+from parts.counts import LONG
 
 PATIENCE_S = 150.0
 STORED = 1000

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from lake_parts import append, assert_exact
 from pyarrow import parquet
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -20,11 +19,11 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, TimestamptzType
 from pyspark.errors import PySparkException
 
-from ister.config.lake_keys import Maintenance
+from ister.config.lake_models import Maintenance
 from ister.core.errors import BusyError, NotFoundError
 from ister.core.names import TopicName
-from ister.core.upkeep import Procedure, spelling
-from ister.lake.table import Lake
+from ister.core.table.maintenance import Procedure, spelling
+from ister.lake.catalog import Lake
 from ister.pipeline import maintenance
 from ister.pipeline.maintenance import (
     MaintenanceConflictError,
@@ -37,6 +36,7 @@ from ister.pipeline.maintenance import (
     sync_written,
     tables_of,
 )
+from parts.lake import append, assert_exact
 
 COMPACT, MANIFESTS, EXPIRE, ORPHANS = Procedure.COMPACT, Procedure.MANIFESTS, Procedure.EXPIRE, Procedure.ORPHANS
 HOUR_MS = 3_600_000

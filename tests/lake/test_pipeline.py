@@ -8,22 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, produce, rows_of, table_of
 
 from ister.core.errors import FencedError
-from ister.pipeline import writer as writing
-from ister.pipeline.job import JobFailedError, SparkGoneError, can_run, is_alive, run_job
+from ister.pipeline import job as writing
+from ister.pipeline.job import JobFailedError, SparkGoneError, can_run, collect, is_alive
 from ister.pipeline.loop import drain
-from ister.pipeline.task import run_tasks
+from ister.pipeline.task import write_splits
 from ister.rpc import ister_v1_pb2 as pb
+from parts.pipeline import Pipeline, assert_exact, new_topic, produce, rows_of, table_of
 
 WAIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as found:
-        yield found
 
 
 def test_what_was_sent_is_in_the_table_once_and_equal(spark, catalog, broker):
@@ -107,11 +101,11 @@ def test_topics_of_one_tick_share_its_cores_and_get_no_smaller_files_for_it(spar
 def in_which_pool(path):
     """Return tasks that note the pool that they run in."""
 
-    def run(tasks, reach, batches):
+    def run(job, batches):
         from pyspark import TaskContext
 
         Path(path).write_text(TaskContext.get().getLocalProperty("spark.scheduler.pool") or "")
-        yield from run_tasks(tasks, reach, batches)
+        yield from write_splits(job, batches)
 
     return run
 
@@ -119,7 +113,7 @@ def in_which_pool(path):
 def test_a_tick_runs_in_the_ticks_pool(spark, catalog, broker, tmp_path, monkeypatch):
     topic = new_topic("pool")
     produce(broker, topic, [b"x"])
-    monkeypatch.setattr(writing, "run_tasks", in_which_pool(tmp_path / "pool"))
+    monkeypatch.setattr(writing, "write_splits", in_which_pool(tmp_path / "pool"))
     with Pipeline(spark, broker, catalog, [topic]) as writer:
         assert writer.tick().rows == 1
     assert (tmp_path / "pool").read_text() == "ticks"
@@ -128,7 +122,7 @@ def test_a_tick_runs_in_the_ticks_pool(spark, catalog, broker, tmp_path, monkeyp
 def lost():
     """Return tasks that end their worker, which no code of ours can catch."""
 
-    def run(tasks, reach, batches):
+    def run(job, batches):
         os._exit(9)
 
     return run
@@ -139,7 +133,7 @@ def test_a_job_that_failed_ends_its_tick_and_the_next_one_carries_all(spark, cat
     produce(broker, topic, [b"x"] * 10)
     with Pipeline(spark, broker, catalog, [topic]) as writer:
         with monkeypatch.context() as patch:
-            patch.setattr(writing, "run_tasks", lost())
+            patch.setattr(writing, "write_splits", lost())
             with pytest.raises(JobFailedError, match="Python worker exited unexpectedly"):
                 writer.tick()
         assert is_alive(spark)
@@ -151,12 +145,11 @@ def test_a_job_that_failed_ends_its_tick_and_the_next_one_carries_all(spark, cat
 def ends_workers_of(topic):
     """Return tasks that end their worker when they have messages of a topic."""
 
-    def run(tasks, reach, batches):
+    def run(job, batches):
         batches = list(batches)
-        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
-        if any(work.topic == topic for number in numbers for _, work in tasks[number]):
+        if any(topic in batch.column("topic").to_pylist() for batch in batches):
             os._exit(9)
-        yield from run_tasks(tasks, reach, iter(batches))
+        yield from write_splits(job, iter(batches))
 
     return run
 
@@ -168,7 +161,7 @@ def test_a_topic_whose_messages_end_workers_stops_no_other(spark, catalog, broke
         produce(broker, topic, [b"x"] * 10)
     with Pipeline(spark, broker, catalog, [killer, *others]) as writer:
         with monkeypatch.context() as patch:
-            patch.setattr(writing, "run_tasks", ends_workers_of(killer))
+            patch.setattr(writing, "write_splits", ends_workers_of(killer))
             tick = writer.tick()
         assert tick.rows == 20
         assert list(tick.failed) == [killer]
@@ -210,7 +203,7 @@ class Stopped:
 
 def test_a_job_on_a_spark_that_is_gone_says_so():
     with pytest.raises(SparkGoneError, match="start the pipeline again"):
-        run_job(Stopped(), 1, run_tasks, "work int", "")
+        collect(Stopped(), pytest.fail, "")
 
 
 def test_metadata_that_is_older_than_the_tables_fences_nobody(spark, catalog, broker):
@@ -268,11 +261,12 @@ def test_without_the_token_the_pipeline_reads_objects(spark, catalog, broker):
     topic = new_topic("objects")
     produce(broker, topic, [b"payload %d" % n for n in range(300)])
     with Pipeline(spark, broker, catalog, [topic], token=None) as writer:
-        spans = writer._broker.spans(topic, 1, 0, split_bytes=1 << 20, splits_max=10)
-        assert not spans.splits, "nothing is uploaded yet, and files are not for us"
+        splits = writer._broker.splits(topic, 1, 0, split_bytes=1 << 20, splits_max=10)
+        assert not splits, "nothing is uploaded yet, and files are not for us"
         drain(writer, lambda _: None)
-        spans = writer._broker.spans(topic, 1, 0, split_bytes=1 << 20, splits_max=10)
-        assert {split.WhichOneof("place") for split in spans.splits} == {"object"}
+        splits = writer._broker.splits(topic, 1, 0, split_bytes=1 << 20, splits_max=10)
+        assert splits
+        assert all(split.key and not split.path for split in splits)
     assert_exact(catalog, topic, 300)
 
 

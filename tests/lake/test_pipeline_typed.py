@@ -9,16 +9,16 @@ import fastavro
 import pytest
 from danube import CompatibilityMode, SchemaType
 from danube.proto import DanubeApi_pb2 as api
-from engines import by_duckdb_handed_arrow, by_polars, by_spark
-from fault_parts import files_of
 from grpc import StatusCode
-from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, produce, rows_of, table_of
 from pyiceberg.types import FixedType, IntegerType, MapType, StringType, TimeType, UUIDType
 
 from interop.official import Official
 from interop.test_schemas import register
-from ister.pipeline.client import BrokerRefusedError, BrokerUnavailableError
+from ister.client.storage import BrokerRefusedError, BrokerUnavailableError
 from ister.pipeline.loop import drain
+from parts.engines import by_duckdb_handed_arrow, by_polars, by_spark
+from parts.fault import files_of
+from parts.pipeline import Pipeline, assert_exact, new_topic, produce, rows_of, table_of
 
 ORDER = {
     "type": "object",
@@ -37,12 +37,6 @@ AVRO_WIDE = {
     "name": "Order",
     "fields": [{"name": "id", "type": "long"}, {"name": "note", "type": ["null", "string"], "default": None}],
 }
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as found:
-        yield found
 
 
 async def send(broker, topic, payloads, *, schema_id, version):

@@ -9,16 +9,16 @@ import grpc
 import pytest
 import yaml
 from danube.proto import DanubeApi_pb2 as api
-from readback_parts import expected
-from reader_parts import Serving, assert_exact, coroutine_test, metadata_of, own, saved_cursor, table
 
 from interop.broker import ISTER
 from interop.official import Official
 from interop.raw import EXCLUSIVE, once_allowed, refused
 from interop.waiting import eventually
-from ister.broker.records import Records
+from ister.broker.topics.records import Records
 from ister.core.names import TopicName
-from ister.storage.registry import TopicRegistry
+from ister.storage.generations import TopicRegistry
+from parts.readback import expected
+from parts.reader import Serving, assert_exact, coroutine_test, metadata_of, own, saved_cursor, table
 from services.etcd import Etcd
 
 FAILED = grpc.StatusCode.FAILED_PRECONDITION

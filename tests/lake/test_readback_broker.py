@@ -6,16 +6,16 @@ import random
 import shutil
 
 import pyarrow as pa
-from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, produce, table_of
 
 from interop.official import Official
 from interop.waiting import within
-from ister.cli.compose import open_metadata, open_store, topics_config
 from ister.config import load
-from ister.core.columns import SCHEMA
-from ister.core.delivery_id import split_delivery_id
+from ister.core.dispatch.delivery_id import split_delivery_id
+from ister.core.frames.columns import SCHEMA
 from ister.core.names import TopicName
+from ister.runtime.compose import open_metadata, open_store, topics_config
 from ister.storage.factory import WalStorageFactory
+from parts.pipeline import Pipeline, assert_exact, broker_with_token, new_topic, produce, table_of
 
 CHUNK = 10_000
 

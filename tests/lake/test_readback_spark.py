@@ -7,25 +7,25 @@ import uuid
 from pathlib import Path
 
 import pytest
-from lake_parts import NOW_US
-from pipeline_parts import new_topic
 from pyarrow import parquet
 from pyiceberg.manifest import FileFormat
-from readback_parts import Fixture, message_of, read_all
 
-from ister.core.columns import decode_batch, decode_messages
-from ister.core.frame import encode_message
+from ister.core.frames.columns import decode_batch, decode_messages
+from ister.core.frames.frame import encode_message
 from ister.core.names import TopicName
-from ister.core.typed.shape import Field, Primitive, Struct
-from ister.core.upkeep import spelling
-from ister.lake import lane
+from ister.core.table.maintenance import spelling
+from ister.lake import data_file_rows
+from ister.lake.catalog import Lake
+from ister.lake.columns import table_rows
 from ister.lake.errors import CorruptRowsError, MissingRowsError, TableMovedError
 from ister.lake.evolve import evolve
 from ister.lake.parquet import write_files
-from ister.lake.schema import table_rows
-from ister.lake.table import Lake
 from ister.lake.topic_reader import TopicReader
 from ister.lake.topic_table import ReaderOptions, TableReads
+from ister.schemas.columns.types import Field, Primitive, Struct
+from parts.lake import NOW_US
+from parts.pipeline import new_topic
+from parts.readback import Fixture, message_of, read_all
 
 STEP_US = 432_000_000
 """Two hundred messages a day."""
@@ -347,7 +347,7 @@ def test_rows_that_someone_deleted_are_named_or_skipped_and_counted(make, versio
 
     def check(*, by_files):
         assert topic.rows.refresh().upto == 160
-        assert {one.file.file_format for one in topic.rows._index.deletes} == ({kind} if by_files else set())
+        assert {one.file.file_format for one in topic.rows._listed.deletes} == ({kind} if by_files else set())
         assert topic.read(0, 20) == topic.expected(0, 20)
         assert topic.read(23, 70) == topic.expected(23, 70)
         for start, first, last in ((0, 20, 22), (23, 70, 70), (71, 130, 130)):
@@ -388,7 +388,7 @@ def test_deletes_of_one_partition_touch_no_other(make):
 def test_no_bit_that_flips_in_a_file_of_spark_is_delivered(make, checked, monkeypatch, count, tell):
     """Spark writes checksums of pages; where another engine does not, those of the rows must do."""
     if checked == "row":
-        monkeypatch.setattr(lane.pq, "ParquetFile", without_pages)
+        monkeypatch.setattr(data_file_rows.pq, "ParquetFile", without_pages)
     topic = make(seed=checked)
     topic.append(60)
     topic.rewrite("sorted")

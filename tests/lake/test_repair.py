@@ -6,17 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import structlog
-from pipeline_parts import Pipeline, assert_exact, broker_with_token, new_topic, produce, rows_of, table_of
 from pyiceberg.expressions import AlwaysTrue
 from typer.testing import CliRunner
 
-from ister.cli import lake as cli_lake
 from ister.cli.app import app
-from ister.cli.lake import repair
-from ister.cli.remote import Remote
+from ister.cli.commands import lake as cli_lake
+from ister.cli.commands.lake import repair
+from ister.client.channel import Remote
 from ister.core.errors import CorruptError, NotFoundError
 from ister.core.names import TopicName
-from ister.core.upkeep import spelling
+from ister.core.table.maintenance import spelling
 from ister.lake.errors import CommitConflictError, TableMovedError
 from ister.lake.repair import (
     Cut,
@@ -29,6 +28,7 @@ from ister.lake.repair import (
     losses,
     mend,
 )
+from parts.pipeline import Pipeline, assert_exact, new_topic, produce, rows_of, table_of
 
 # --- where to cut -----------------------------------------------------------------------------------------------------
 
@@ -91,12 +91,6 @@ def test_what_log_and_objects_do_not_have_is_named():
 def _logging_as_it_was():
     yield
     structlog.reset_defaults()
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as found:
-        yield found
 
 
 @pytest.fixture

@@ -7,15 +7,14 @@ from contextlib import contextmanager
 
 import pytest
 import structlog
-from lake_parts import TOPIC, append, assert_exact, lake_of
 
-from ister.config.lake_keys import Maintenance
+from ister.config.lake_models import Maintenance
 from ister.core.names import TopicName
-from ister.core.upkeep import Procedure
+from ister.core.table.maintenance import Procedure
 from ister.lake import snapshot
-from ister.lake.table import Lake
-from ister.pipeline.maintenance import MaintenanceConflictError, Result, Upkeep, state_of
-from ister.pipeline.schedule import Schedule
+from ister.lake.catalog import Lake
+from ister.pipeline.maintenance import MaintenanceConflictError, Result, Schedule, Upkeep, state_of
+from parts.lake import TOPIC, append, assert_exact, lake_of
 
 WAIT_S = 120.0
 

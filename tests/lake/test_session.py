@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ister.config import load, loads
-from ister.config.lake import spark_catalog_conf
+from ister.config.catalog import spark_catalog_conf
 from ister.core.errors import BusyError, InvalidConfigError
 from ister.pipeline.session import (
     HIDDEN,
@@ -37,10 +37,10 @@ def test_a_python_worker_runs_our_interpreter_and_can_import_us(spark):
     def look(batches):
         import pyarrow as pa
 
-        import ister.core.frame
+        import ister.core.frames.frame
 
         for _ in batches:
-            yield pa.RecordBatch.from_pydict({"python": [sys.executable], "path": [ister.core.frame.__file__]})
+            yield pa.RecordBatch.from_pydict({"python": [sys.executable], "path": [ister.core.frames.frame.__file__]})
 
     [row] = spark.range(1).mapInArrow(look, "python string, path string").collect()
     assert row.python == sys.executable

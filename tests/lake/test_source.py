@@ -5,27 +5,21 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from pipeline_parts import TOKEN, Pipeline, broker_with_token, new_topic, produce, rows_of
 from pyspark.errors import AnalysisException, PySparkException
-from source_parts import arrow, assert_same, given, read, register
 
 from interop.broker import Broker
-from ister.pipeline.client import BrokerClient
+from ister.client.storage import BrokerClient
 from ister.pipeline.session import activate
 from ister.pipeline.source import DanubeDataSource
-from ister.pipeline.source_options import Use, WriteOptions, read_options
-from ister.pipeline.source_reader import SCHEMA, TopicBatchReader
-from ister.pipeline.source_task import SplitGoneError, batches_of
-from ister.pipeline.source_writer import TopicBatchWriter, find_targets
+from ister.pipeline.source.options import Use, WriteOptions, read_options
+from ister.pipeline.source.reader import SCHEMA, TopicBatchReader
+from ister.pipeline.source.task import SplitGoneError, batches_of
+from ister.pipeline.source.writer import TopicBatchWriter, find_targets
+from parts.pipeline import TOKEN, Pipeline, broker_with_token, new_topic, produce, rows_of
+from parts.source import arrow, assert_same, given, read, register
 from services.moto import serve_moto
 
 DEADLINE_S = 120
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as found:
-        yield found
 
 
 @pytest.fixture(params=["files", "objects"])

@@ -5,17 +5,12 @@ import json
 import time
 
 import pytest
-from pipeline_parts import broker_with_token, new_topic, produce
 from pyspark.errors import StreamingQueryException
-from source_parts import arrow, given, read, register
+
+from parts.pipeline import new_topic, produce
+from parts.source import arrow, given, read, register
 
 DEADLINE_S = 120
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with pytest.MonkeyPatch.context() as patch, broker_with_token(patch) as found:
-        yield found
 
 
 @pytest.fixture

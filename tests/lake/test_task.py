@@ -9,11 +9,11 @@ from zipfile import ZipFile
 from zipimport import zipimporter
 
 import pytest
-from lake_parts import messages
 
 from ister.lake import parquet
-from ister.lake.schema import table_rows
-from ister.pipeline.task import Reach, ease_reuse, run_tasks
+from ister.lake.columns import table_rows
+from ister.pipeline.task import Reach, WriteJob, ease_reuse, write_splits
+from parts.lake import messages
 
 REACH = Reach({}, "memory", "none", {})
 
@@ -45,7 +45,7 @@ def unfrozen():
 def test_a_finder_of_an_archive_is_forgotten_after_a_task_and_found_again(archive, unfrozen):
     assert importlib.import_module("of_an_archive.one").value == 1
     assert len(archives()) >= 2, "one for the archive, and one for its package"
-    assert list(run_tasks([[]], REACH, iter([]))) == []
+    assert list(write_splits(WriteJob(REACH, 1 << 20, {}), iter([]))) == []
     assert archives() == []
     assert importlib.import_module("of_an_archive.two").value == 2
 
@@ -91,14 +91,14 @@ FILLS = """
 import resource, sys
 from pathlib import Path
 import json
-from lake_parts import TOPIC, lake_of, messages
-from ister.core.schemas import SchemaType
-from ister.core.schemas.schema import parse
-from ister.core.typed.decode import shape_of
+from parts.lake import TOPIC, lake_of, messages
+from ister.schemas import SchemaType
+from ister.schemas.schema import parse
+from ister.schemas.decode import shape_of
 from ister.lake.evolve import evolve
 from ister.lake.parquet import write_files
-from ister.lake.schema import table_rows
-from ister.pipeline.typed import Typed, Values
+from ister.lake.columns import table_rows
+from ister.pipeline.typed_values import Typed, Values
 
 columns = {f"c{index}": {"type": "integer"} for index in range(900)}
 items = {"type": "object", "properties": columns}

@@ -10,17 +10,17 @@ import structlog
 from typer.testing import CliRunner
 
 from ister.cli.app import app
-from ister.cli.compose import open_metadata, open_store, open_tables, topics_config
 from ister.config import load
-from ister.config.lake import catalog_properties
-from ister.core.columns import decode_batch
-from ister.core.frame import encode_message
+from ister.config.catalog import catalog_properties
+from ister.core.frames.columns import decode_batch
+from ister.core.frames.frame import encode_message
 from ister.core.message import StreamMessage
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
+from ister.lake.catalog import Lake
+from ister.lake.columns import table_rows
 from ister.lake.parquet import write_files
-from ister.lake.schema import table_rows
-from ister.lake.table import Lake
+from ister.runtime.compose import open_metadata, open_store, open_tables, topics_config
 from ister.storage.factory import WalStorageFactory
 
 TOPIC = TopicName.parse("/default/orders")

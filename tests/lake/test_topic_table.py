@@ -9,14 +9,14 @@ from urllib.parse import urlparse
 import pyarrow as pa
 import pytest
 from pyiceberg.expressions import EqualTo
-from readback_parts import Fixture, expected, read_all, stored
 
 from ister.core.errors import LogClosedError
-from ister.core.layout import NO_TABLE, OFFSET_MAX, Changes, Part, changes, clusters, select
 from ister.core.names import TopicName
+from ister.core.table.data_files import NO_TABLE, OFFSET_MAX, Changes, DataFileEntry, changes, overlap_groups, select
 from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
-from ister.lake.spill import Spill, SpillFullError
+from ister.lake.scan import Spill, SpillFullError
 from ister.lake.topic_reader import TopicReader
+from parts.readback import Fixture, expected, read_all, stored
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def rewrite(fixture, seed, *, file_bytes=60_000):
 
 
 def data_files(fixture):
-    return {Path(urlparse(part.path).path) for part in fixture.rows._index.parts}
+    return {Path(urlparse(part.path).path) for part in fixture.rows._listed.entries}
 
 
 # --- exact --------------------------------------------------------------------------------------------------------------
@@ -399,7 +399,9 @@ def parts_of(rng):
         first = rng.randrange(40)
         low = rng.randrange(3)
         made.append(
-            Part(str(number), first, first + rng.randrange(12), 1, 1, 0, low, rng.choice([low, low + 1, OFFSET_MAX]))
+            DataFileEntry(
+                str(number), first, first + rng.randrange(12), 1, 1, 0, low, rng.choice([low, low + 1, OFFSET_MAX])
+            )
         )
     return made
 
@@ -418,7 +420,7 @@ def test_a_plan_has_all_files_that_may_hold_the_offsets_and_no_other(count):
             if part.partition_first <= partition <= part.partition_last
             and any(start <= offset < stop for offset in range(part.first, part.last + 1))
         }
-        groups = clusters(found)
+        groups = overlap_groups(found)
         assert [part for group in groups for part in group] == found
         for one, other in pairwise(groups):
             assert max(part.last for part in one) < min(part.first for part in other)
@@ -428,5 +430,5 @@ def test_a_plan_has_all_files_that_may_hold_the_offsets_and_no_other(count):
 
 
 def test_changes_are_by_path():
-    a, b, c = (Part(name, 0, 1, 2, 3, 4) for name in "abc")
+    a, b, c = (DataFileEntry(name, 0, 1, 2, 3, 4) for name in "abc")
     assert changes([a, b], [b, c]) == Changes([c], [a])

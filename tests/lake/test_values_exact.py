@@ -13,26 +13,26 @@ from urllib.parse import urlparse
 
 import duckdb
 import pytest
-from engines import by_polars, by_pyiceberg, by_spark
-from lake_parts import NOW_US
-from pipeline_parts import new_topic
 from pyiceberg.typedef import Record
-from readback_parts import read_all
-from test_lake_deletes import DAY_US, PRODUCER_ID, delete_equal
 
-from ister.core.columns import decode_batch
-from ister.core.frame import encode_message
+from ister.core.frames.columns import decode_batch
+from ister.core.frames.frame import encode_message
 from ister.core.message import StreamMessage
 from ister.core.names import TopicName
-from ister.core.typed.decode import shape_of
+from ister.lake.catalog import Lake
+from ister.lake.columns import table_rows
 from ister.lake.evolve import evolve
 from ister.lake.parquet import write_files
 from ister.lake.repair import examine, mend
-from ister.lake.schema import table_rows
-from ister.lake.table import Lake
 from ister.lake.topic_table import ReaderOptions, TableReads
-from ister.pipeline.typed import Typed, Values
-from unit.test_typed_chains import Avro, Json, Protobuf, change, copied, random_struct, seen_in
+from ister.pipeline.typed_values import Typed, Values
+from ister.schemas.decode import shape_of
+from parts.deletes import DAY_US, PRODUCER_ID, delete_equal
+from parts.engines import by_polars, by_pyiceberg, by_spark
+from parts.lake import NOW_US
+from parts.pipeline import new_topic
+from parts.readback import read_all
+from parts.schema_chains import Avro, Json, Protobuf, change, copied, random_struct, seen_in
 
 SCHEMA_ID = 7
 STEP_US = 7_200_000_000

@@ -5,16 +5,16 @@ import time
 from queue import Queue
 
 import pytest
-from lake_parts import TOPIC, append, lake_of
 from structlog.testing import CapturingLogger
 
-from ister.core.ticks import Pace
 from ister.lake.repair import examine, mend
-from ister.pipeline import writer as writer_module
+from ister.pipeline import topic_writer as writer_module
 from ister.pipeline.loop import Loop
+from ister.pipeline.pacing import Pace
 from ister.pipeline.task import Reach
-from ister.pipeline.writer import REFRESH_EVERY, TableAheadError, TopicWriter, WriterSettings
+from ister.pipeline.topic_writer import REFRESH_EVERY, TableAheadError, TopicWriter, WriterSettings
 from ister.rpc import ister_v1_pb2 as pb
+from parts.lake import TOPIC, append, lake_of
 
 ROWS = 30
 DEADLINE_S = 20.0
@@ -46,8 +46,8 @@ class QuietBroker:
     def sync(self, *_):
         pass
 
-    def spans(self, *_, **__):
-        return pb.ListSpansResponse()
+    def splits(self, *_, **__):
+        return []
 
     def wakeups(self, _epoch):
         while (wakeup := self.queue.get()) is not None:

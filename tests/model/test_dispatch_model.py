@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ister.core.dispatch import Backoff, FailurePolicy, Poison, SubscriptionType
+from ister.core.dispatch.dispatch import Backoff, FailurePolicy, Poison, SubscriptionType
 from sim.dispatch_story import limits
 from sim.dispatch_witness import Witness, message
 

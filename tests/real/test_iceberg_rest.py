@@ -11,10 +11,10 @@ from pyiceberg.catalog import load_catalog
 
 from interop.broker import ISTER, Broker
 from ister.config import load
-from ister.config.lake import catalog_properties
+from ister.config.catalog import catalog_properties
 from ister.core.names import TopicName
+from ister.lake.catalog import Lake
 from ister.lake.errors import CommitRefusedError
-from ister.lake.table import Lake
 from services.minio import PASSWORD, USER
 
 LIMIT_S = 300.0

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from ister.config.lake import file_properties
+from ister.config.catalog import file_properties
 from ister.core.errors import InvalidConfigError
 from ister.lake.files import open_io
 from services.azurite import ACCOUNT, KEY
@@ -33,7 +33,7 @@ def test_a_topic_goes_to_a_table_in_azure_and_each_writer_goes_on_where_the_tabl
 
 
 def test_spark_maintains_and_counts_a_table_in_azure(story):
-    # Not "orphans": Java lists a directory by Data Lake's own interface, to which Azurite answers with 400.
+    # Not "orphans": Java lists a directory by ADLS's own interface, to which Azurite answers with 400.
     story.tell_with_spark(warehouse(story), ("compact", "manifests", "expire"))
 
 

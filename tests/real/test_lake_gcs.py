@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from ister.config.lake import file_properties
+from ister.config.catalog import file_properties
 from ister.lake.files import open_io
 from services.lake_story import Story, without_providers
 
@@ -34,7 +34,7 @@ def test_files_in_gcs_are_made_once_read_whole_and_missed_when_they_are_gone(sto
 
 
 def test_a_gcs_that_does_not_answer_is_given_up_in_bounded_time(story, monkeypatch):
-    monkeypatch.setattr("ister.lake.files.GCS_PATIENCE", timedelta(seconds=1))
+    monkeypatch.setattr("ister.lake.files.GCS_RETRY_LIMIT", timedelta(seconds=1))
     files = open_io(file_properties(story.config) | {"gcs.service.host": "http://127.0.0.1:1"}, "gs://b/x")
     with pytest.raises(OSError, match="connect"):
         files.new_input("gs://b/x").open()

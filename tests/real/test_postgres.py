@@ -11,10 +11,10 @@ import yaml
 
 from interop.broker import Broker
 from ister.config import load
-from ister.config.lake import catalog_properties
+from ister.config.catalog import catalog_properties
 from ister.core.names import TopicName
+from ister.lake.catalog import Lake
 from ister.lake.errors import CommitRefusedError
-from ister.lake.table import Lake
 from real.test_iceberg_rest import ister
 from services.postgres import PASSWORD, USER
 

@@ -27,7 +27,7 @@ class CursorsContract:
             assert await cursors.advance("s", 2) == 4
             assert await cursors.advance("s", 7) == 7
             assert (cursors.has_reached("s", 7), cursors.has_reached("s", 8)) == (True, False)
-            assert cursors.kept() == {"s": 7}
+            assert cursors.durable() == {"s": 7}
 
         run(story())
 
@@ -36,7 +36,7 @@ class CursorsContract:
             cursors = await opened()
             for at in (5, 9, 0, 3):
                 assert await cursors.put("s", at) == at
-                assert cursors.kept() == {"s": at}
+                assert cursors.durable() == {"s": at}
             assert await cursors.advance("s", 4) == 4
 
         run(story())
@@ -50,7 +50,7 @@ class CursorsContract:
             await cursors.forget("a")
             assert await cursors.advance_known({"a": 9}) == {}
             assert await cursors.advance_known({}) == {}
-            assert cursors.kept() == {"b": 8}
+            assert cursors.durable() == {"b": 8}
 
         run(story())
 
@@ -60,10 +60,10 @@ class CursorsContract:
             await cursors.forget("never known")
             await cursors.advance("s", 5)
             await cursors.forget("s")
-            assert cursors.kept() == {}
+            assert cursors.durable() == {}
             assert not cursors.has_reached("s", 0)
             assert await cursors.advance("s", 1) == 1
-            assert cursors.kept() == {"s": 1}
+            assert cursors.durable() == {"s": 1}
 
         run(story())
 
@@ -71,8 +71,8 @@ class CursorsContract:
         async def story():
             cursors = await opened()
             await cursors.advance("s", 5)
-            cursors.kept().clear()
-            assert cursors.kept() == {"s": 5}
+            cursors.durable().clear()
+            assert cursors.durable() == {"s": 5}
 
         run(story())
 
@@ -81,7 +81,7 @@ class CursorsContract:
             cursors = await opened()
             for cursor, name in enumerate(NAMES):
                 assert await cursors.advance(name, cursor) == cursor
-            assert cursors.kept() == {name: cursor for cursor, name in enumerate(NAMES)}
+            assert cursors.durable() == {name: cursor for cursor, name in enumerate(NAMES)}
 
         run(story())
 
@@ -91,7 +91,7 @@ class CursorsContract:
             ends = await asyncio.gather(*(cursors.advance(f"s{n % 5}", n) for n in range(50)))
             assert all(end >= n for n, end in enumerate(ends))
             await cursors.settle()
-            assert cursors.kept() == {f"s{n}": 45 + n for n in range(5)}
+            assert cursors.durable() == {f"s{n}": 45 + n for n in range(5)}
 
         run(story())
 
@@ -111,9 +111,9 @@ class SavedCursorsContract(CursorsContract):
             await cursors.forget("gone")
             await cursors.settle()
             cursors = await opened()
-            assert cursors.kept() == {**expected, "back": 2}
+            assert cursors.durable() == {**expected, "back": 2}
             assert await cursors.advance("s", 5) == 5
-            assert (await opened()).kept() == {**expected, "back": 2, "s": 5}
+            assert (await opened()).durable() == {**expected, "back": 2, "s": 5}
 
         run(story())
 
@@ -122,8 +122,8 @@ class SavedCursorsContract(CursorsContract):
             cursors = await opened()
             await cursors.advance("ahead", 10)
             await cursors.advance("behind", 2)
-            assert (await opened(5)).kept() == {"ahead": 5, "behind": 2}
-            assert (await opened()).kept() == {"ahead": 5, "behind": 2}, "the topic has grown past it meanwhile"
+            assert (await opened(5)).durable() == {"ahead": 5, "behind": 2}
+            assert (await opened()).durable() == {"ahead": 5, "behind": 2}, "the topic has grown past it meanwhile"
 
         run(story())
 
@@ -134,7 +134,7 @@ class SavedCursorsContract(CursorsContract):
                 await cursors.advance(name, 2)
             await cursors.advance_known({"s": 3, "unknown": 1}, {"s": ((5, 6), (8, 10)), "unknown": ((2, 3),)})
             cursors = await opened()
-            assert cursors.kept() == {"s": 3, "t": 2}
+            assert cursors.durable() == {"s": 3, "t": 2}
             assert (cursors.finished("s"), cursors.finished("t"), cursors.finished("unknown")) == (
                 ((5, 6), (8, 10)),
                 (),
@@ -159,7 +159,7 @@ class SavedCursorsContract(CursorsContract):
             await cursors.forget("forgotten")
             await cursors.advance("forgotten", 3)
             for each in (cursors, await opened()):
-                found = {name: each.finished(name) for name in each.kept()}
+                found = {name: each.finished(name) for name in each.durable()}
                 assert found == {"back": (), "same": (), "forgotten": (), "stays": ((7, 8),)}
 
         run(story())
@@ -189,9 +189,9 @@ class SavedCursorsContract(CursorsContract):
             await asyncio.wait([acking])
             assert await cursors.advance("t", 8) == 8
             await cursors.settle()
-            found = (await opened()).kept()
+            found = (await opened()).durable()
             assert found in ({"kept": 1, "t": 8}, {"kept": 1, "t": 8, "s": 7})
-            assert cursors.kept() == found
+            assert cursors.durable() == found
             return ended
 
         moments = 0
@@ -209,9 +209,9 @@ class SavedCursorsContract(CursorsContract):
             tasks.append(asyncio.ensure_future(cursors.forget("old")))
             tasks.append(asyncio.ensure_future(cursors.put("first", 9)))
             await asyncio.sleep(0)
-            assert cursors.kept() == {"old": 7, "first": 5, "new": 2}
+            assert cursors.durable() == {"old": 7, "first": 5, "new": 2}
             await asyncio.gather(*tasks)
-            assert cursors.kept() == {"first": 9, "new": 2} == (await opened()).kept()
+            assert cursors.durable() == {"first": 9, "new": 2} == (await opened()).durable()
 
         run(story())
 
@@ -222,6 +222,6 @@ class SavedCursorsContract(CursorsContract):
             await cursors.advance("b", 4)
             again = await opened()
             await again.replace({"b": 2, "c": 9})
-            assert again.kept() == {"b": 2, "c": 9} == (await opened()).kept()
+            assert again.durable() == {"b": 2, "c": 9} == (await opened()).durable()
 
         run(story())

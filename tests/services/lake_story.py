@@ -11,23 +11,23 @@ import pytest
 import yaml
 
 from interop.broker import Broker
-from ister.cli.pipeline import reach, tell_secrets
 from ister.config import load
-from ister.config.lake import catalog_properties
+from ister.config.catalog import catalog_properties
+from ister.config.environment import SECRETS_VARIABLE
 from ister.core.names import TopicName
+from ister.lake.catalog import Lake
 from ister.lake.errors import CommitRefusedError
 from ister.lake.files import of_files, open_io
-from ister.lake.table import Lake
 from ister.lake.topic_table import TableReads
 from ister.pipeline.maintenance import reachable
-from ister.pipeline.task import SECRETS_VARIABLE
 from ister.ports.objects import StoreSettings, open_store
+from ister.runtime.pipeline import reach, tell_secrets
 
 LIMIT_S = 300.0
 TOPIC = "/default/orders"
 WHOLE = "from ister.cli import main; main()"
 # Java's part of the store is left out: what carries topics to tables is Python alone.
-WITHOUT_JAVA = f"from ister.config import lake; lake.BUNDLES.clear(); {WHOLE}"
+WITHOUT_JAVA = f"from ister.config import catalog; catalog.BUNDLES.clear(); {WHOLE}"
 PROVIDERS = ("AWS_", "AZURE_", "GOOGLE_", "ISTER_PIPELINE", SECRETS_VARIABLE)
 
 

@@ -3,7 +3,7 @@
 import os
 import re
 
-from ister.cli import ports
+from ister.cli.demo import broker as ports
 
 _WORKER = int("0" + re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")))
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -22,7 +22,7 @@ from ister.core.errors import (
 )
 from ister.ports.metadata import MemoryMetadata
 from ister.ports.objects import ObjectInfo
-from ister.ports.objects.keys import check_key, check_prefix
+from ister.ports.objects.store import check_key, check_prefix
 
 
 class Network:

@@ -4,9 +4,10 @@ from ister.cloud import adopt, proof
 from ister.cloud.deleter import Deleter
 from ister.cloud.reader import ObjectStream
 from ister.cloud.uploader import Uploader
-from ister.core import kernels
-from ister.storage import registry, resume
-from ister.storage.tiers import ObjectTier, TieredReader
+from ister.core.frames import kernels
+from ister.storage import generations as registry
+from ister.storage import resume
+from ister.storage.tiered_reader import ObjectTier, TieredReader
 from sim.mutants import Mutant
 
 CLOUD_MUTANTS = [

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 from ister.cloud import Deleter, Retention, UploadOptions, uploader
 from ister.cloud import reader as object_reader
 from ister.cloud.checkpoint import UPLOAD_NAME
-from ister.core import segment
-from ister.core.columns import scan_run
-from ister.core.envelope import seal, unseal
 from ister.core.errors import BusyError, IsterError, LogClosedError, UnknownOutcomeError
+from ister.core.frames import segment
+from ister.core.frames.checksummed_json import seal, unseal
+from ister.core.frames.columns import scan_run
+from ister.core.frames.segment import describe, parse_key
 from ister.core.message import MsgID, StreamMessage
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
-from ister.core.segment import describe, parse_key
-from ister.ports.slots import Slots
+from ister.ports.files.open_files import OpenFiles
 from ister.storage.factory import TopicsConfig, WalStorageFactory
 from ister.wal import AckLevel, WalConfig
 from sim.cloud_machine import Network, SimMetadata, SimStore
@@ -131,7 +131,7 @@ class CloudStory:
         world = self.world
         world.disk.on_step = self._on_step
         world.store.network.on_step = self._on_step
-        world.disk.slots = Slots(1, idle_s=0.01) if self.seed % 3 == 2 else None
+        world.disk.open_files = OpenFiles(1, idle_s=0.01) if self.seed % 3 == 2 else None
         with small_sizes(self.seed):
             run(self._live(), self.seed)
         world.disk.on_step = lambda op, path: None
@@ -266,7 +266,7 @@ def check(world: World, seed: int) -> None:
     world.store.land(rng) if rng.random() < 0.5 else None
     if rng.random() < 0.2:
         _harm_checkpoints(world.disk, rng)
-    world.disk.slots = Slots(1, idle_s=0.01) if seed % 3 == 2 else None
+    world.disk.open_files = OpenFiles(1, idle_s=0.01) if seed % 3 == 2 else None
     with small_sizes(seed):
         run(_check(world, rng, seed), seed)
 

@@ -1,30 +1,29 @@
 """Planted bugs of the subscription's state machine; see `mutants` for what a mutant is."""
 
-from ister.core.dispatch import Dispatch
-from ister.core.dispatch_consumers import Consumer, Consumers
-from ister.core.dispatch_cursor import Cursor
-from ister.core.dispatch_lanes import Lanes
-from ister.core.dispatch_ledger import Ledger
-from ister.core.failure import FailurePolicy
-from ister.core.ring import Ring
+from ister.core.dispatch.consumers import Consumer, Consumers
+from ister.core.dispatch.dispatch import Dispatch
+from ister.core.dispatch.failure import FailurePolicy
+from ister.core.dispatch.key_ring import Ring
+from ister.core.dispatch.key_shared import KeyQueues
+from ister.core.dispatch.ledger import Cursor, Ledger
 from sim.mutants import Mutant
 
 DISPATCH_MUTANTS = [
-    Mutant("forgets what a lost consumer held", Dispatch, "_hand_on", "self._offer(parcel)", "pass"),
-    Mutant("counts what a lost consumer held as acknowledged", Dispatch, "_hand_on",
-           "self._ledger.keep(parcel, self._ledger.retry)\n    self._offer(parcel)", "self._finish(parcel)"),
-    Mutant("takes the loss of a consumer for a failure of its messages", Dispatch, "_hand_on",
-           "self._ledger.take_back(parcel.offset)", "self._ledger.take_back(parcel.offset); parcel.failures += 1"),
-    Mutant("takes for unanswered what was never sent", Dispatch, "tick", "if parcel.sent:", "if True:"),
+    Mutant("forgets what a lost consumer held", Dispatch, "_requeue", "self._offer(state)", "pass"),
+    Mutant("counts what a lost consumer held as acknowledged", Dispatch, "_requeue",
+           "self._ledger.put(state, self._ledger.retry)\n    self._offer(state)", "self._finish(state)"),
+    Mutant("takes the loss of a consumer for a failure of its messages", Dispatch, "_requeue",
+           "self._ledger.withdraw(state.offset)", "self._ledger.withdraw(state.offset); state.failures += 1"),
+    Mutant("takes for unanswered what was never sent", Dispatch, "tick", "if state.sent:", "if True:"),
     Mutant("counts the time for an answer from handing out", Dispatch, "sent",
-           "self._ledger.count_from(parcel, self._now)", "pass"),
+           "self._ledger.restart_timeout(state, self._now)", "pass"),
     Mutant("leaves messages with a connection that takes nothing", Dispatch, "tick",
            "self.kind is SubscriptionType.SHARED and", "False and"),
-    Mutant("gives more to a connection that takes nothing", Consumers, "next_turn", "if consumer.stalled:", "if False:"),
+    Mutant("gives more to a connection that takes nothing", Consumers, "next_round_robin", "if consumer.stalled:", "if False:"),
     Mutant("never goes on with a connection that took nothing", Dispatch, "sent", "known.stalled = False", "pass"),
-    Mutant("sends what was handed out again meanwhile", Dispatch, "wants", "parcel.number == number", "True"),
+    Mutant("sends what was handed out again meanwhile", Dispatch, "wants", "state.number == number", "True"),
     Mutant("takes an earlier hand-out's sending for the present one's", Dispatch, "sent",
-           "parcel.number == number", "True"),
+           "state.number == number", "True"),
     Mutant("takes a copy that was stored before a reset for one of the replay", Dispatch, "restart",
            "self._valid_from = self._next_number", "pass"),
     Mutant("numbers hand-outs anew", Dispatch, "_begin", "self.kind = kind", "self.kind = kind; self._next_number = 1"),
@@ -53,26 +52,26 @@ DISPATCH_MUTANTS = [
     Mutant("forgets what was acknowledged beyond a deleted part", Cursor, "finish_range",
            "start, stop = min(start, first), max(stop, last)", "pass"),
     Mutant("leaves the timer of an acknowledged message", Ledger, "remove", "self.timers.cancel(offset)", "pass"),
-    Mutant("never counts a stopped consumer's bytes back", Ledger, "take_back", "self._out_bytes -= parcel.size", "pass"),
-    Mutant("promotes nobody", Consumers, "_count_again", "or not self.active.connected", ""),
-    Mutant("gives a consumer that was away too long its place back", Consumers, "queue_behind_if_late",
+    Mutant("never counts a stopped consumer's bytes back", Ledger, "withdraw", "self._out_bytes -= state.size", "pass"),
+    Mutant("promotes nobody", Consumers, "_recompute", "or not self.active.connected", ""),
+    Mutant("gives a consumer that was away too long its place back", Consumers, "requeue_if_late",
            "now - consumer.away_since > self._grace_s", "False"),
-    Mutant("begins the round anew when somebody comes or goes", Consumers, "_count_again",
+    Mutant("begins the round anew when somebody comes or goes", Consumers, "_recompute",
            "c.place > self._served", "False"),
-    Mutant("passes a busy consumer over at once", Consumers, "next_turn", "now >= consumer.since + QUIET_S", "True"),
-    Mutant("lets a quiet consumer take every slot", Consumers, "next_turn",
+    Mutant("passes a busy consumer over at once", Consumers, "next_round_robin", "now >= consumer.since + QUIET_S", "True"),
+    Mutant("lets a quiet consumer take every slot", Consumers, "next_round_robin",
            "consumer.holds >= self.share_max", "False"),
-    Mutant("lets two messages of a key be in flight", Lanes, "add",
-           "lane.append(offset)", "lane.append(offset); self._unrouted.append((offset, key))"),
+    Mutant("lets two messages of a key be in flight", KeyQueues, "add",
+           "queue.append(offset)", "queue.append(offset); self._unrouted.append((offset, key))"),
     Mutant("drops the queue of a key with its poisoned message", Dispatch, "_finish",
-           "self._lanes.finish(parcel.offset, key_of(parcel.message))",
-           "self._lanes._lanes.pop(key_of(parcel.message)) if parcel.failures else "
-           "self._lanes.finish(parcel.offset, key_of(parcel.message))"),
+           "self._key_queues.finish(state.offset, key_of(state.message))",
+           "self._key_queues._queues.pop(key_of(state.message)) if state.failures else "
+           "self._key_queues.finish(state.offset, key_of(state.message))"),
     Mutant("skips the keys of a consumer that is away", Ring, "anyone_takes", "wants(consumer.filters, key)",
            "consumer.connected and wants(consumer.filters, key)"),
-    Mutant("leaves keys with their old owner", Lanes, "reroute", "self.ring.changed()", "pass"),
-    Mutant("does not look again at keys that nobody took", Lanes, "reroute", "self._unrouted + self._stranded",
+    Mutant("leaves keys with their old owner", KeyQueues, "reroute", "self.ring.changed()", "pass"),
+    Mutant("does not look again at keys that nobody took", KeyQueues, "reroute", "self._unrouted + self._stranded",
            "self._unrouted"),
     Mutant("does not go on with a consumer's keys when it acknowledges", Dispatch, "_finish",
-           "self._lanes.may_have_more(parcel.consumer, self._consumers.share_max)", "pass"),
+           "self._key_queues.mark_ready(state.consumer, self._consumers.share_max)", "pass"),
 ]  # fmt: skip

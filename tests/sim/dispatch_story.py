@@ -8,8 +8,9 @@ import random
 from collections import Counter
 from contextlib import contextmanager
 
-from ister.core import dispatch, dispatch_ledger
-from ister.core.dispatch import Backoff, FailurePolicy, Poison, SubscriptionType
+from ister.core.dispatch import dispatch
+from ister.core.dispatch import ledger as dispatch_ledger
+from ister.core.dispatch.dispatch import Backoff, FailurePolicy, Poison, SubscriptionType
 from sim.dispatch_witness import Witness, message
 
 KEYS = ["eu-1", "eu-2", "us-1", "us-22", "asia", ""]

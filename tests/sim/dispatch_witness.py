@@ -6,10 +6,10 @@ says exactly what must be delivered to whom. For KeyShared it says what may be, 
 
 from dataclasses import dataclass, field
 
-from ister.core import dispatch_ledger
-from ister.core.dispatch import Backoff, Dispatch, FailurePolicy, Poison, SubscriptionType
+from ister.core.dispatch import ledger as dispatch_ledger
+from ister.core.dispatch.dispatch import Backoff, Dispatch, FailurePolicy, Poison, SubscriptionType
+from ister.core.dispatch.key_ring import ring_hash
 from ister.core.message import MsgID, StreamMessage
-from ister.core.ring import ring_hash
 
 QUIET_S = 0.25
 ONE_AT_A_TIME = {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
@@ -47,7 +47,7 @@ class Note:
     reason: str = ""
     at: float | None = None  # of retry: when it is due, if it is not; of dead: when it is offered again
     letter: str = ""  # of dead: "offered" or "taken", or "" while it waits for `at`
-    letter_failures: int = 0
+    store_failures: int = 0
 
 
 def message(offset, key="", size=1):
@@ -199,9 +199,9 @@ class Witness:
     def drain(self, number):
         """A connection has taken the message that it was writing."""
         person = self.people[number]
-        (offset, hand_out), person.writing = person.writing, None
-        assert self.machine.sent(number, offset, hand_out, self.now) == person.stalled, "who is stalled"
-        note = self._held(offset, hand_out)
+        (offset, delivery), person.writing = person.writing, None
+        assert self.machine.sent(number, offset, delivery, self.now) == person.stalled, "who is stalled"
+        note = self._held(offset, delivery)
         if note is not None:
             self.turns += 1
             note.since, note.sent, note.turn = self.now, True, self.turns
@@ -244,8 +244,8 @@ class Witness:
         self.machine.dead_letter_failed(offset, self.now, number)
         note = self.notes.get(offset)
         if note is not None and note.state == "dead" and note.letter == "taken" and number in {None, note.number}:
-            note.letter, note.at = "", self.now + min(0.5 * 2**note.letter_failures, 60)
-            note.letter_failures += 1
+            note.letter, note.at = "", self.now + min(0.5 * 2**note.store_failures, 60)
+            note.store_failures += 1
         self.look()
 
     def tick(self, now):
@@ -282,7 +282,7 @@ class Witness:
                 if note.state == "blocked" or (note.state == "dead" and policy.poison is not Poison.DEAD_LETTER):
                     note.state, note.at = "retry", None
                 elif note.state == "dead" and note.at is not None:
-                    note.letter, note.at, note.letter_failures = "offered", None, 0
+                    note.letter, note.at, note.store_failures = "offered", None, 0
         self.policy = policy
         self.look()
 
@@ -302,7 +302,7 @@ class Witness:
         elif policy.poison is Poison.BLOCK:
             note.state = "blocked"
         else:
-            note.state, note.letter, note.letter_failures = "dead", "offered", 0
+            note.state, note.letter, note.store_failures = "dead", "offered", 0
 
     def _finish(self, offset, how):
         self.notes.pop(offset, None)
@@ -493,7 +493,7 @@ class Witness:
         sizes = {state: sum(note.size for note in self.in_state(state)) for state in places}
         assert ledger._waiting_bytes == sizes["waiting"]
         assert ledger._out_bytes == sizes["out"]
-        assert ledger._kept_bytes == sizes["retry"] + sizes["blocked"] + sizes["dead"]
+        assert ledger._pending_bytes == sizes["retry"] + sizes["blocked"] + sizes["dead"]
         most = len(self.notes) + len(self.finished_before)
         assert ledger.cursor.runs <= most, "the account of finished offsets grows without bound"
 

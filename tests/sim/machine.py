@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ister.core.errors import LockedError
 from ister.core.retry import is_transient
-from ister.ports.files import LEVELS_OWNED
-from ister.ports.pace import Pace
+from ister.ports.files.files import LEVELS_OWNED
+from ister.ports.files.sync_latency import SyncLatency
 
 SECTOR = 64
 
@@ -166,8 +166,8 @@ class SimFiles:
         self.directories: set[Path] = set()
         self.locked: set[Path] = set()
         self.capacity: int | None = None
-        self.pace = Pace()
-        self.slots = None
+        self.sync_latency = SyncLatency()
+        self.open_files = None
         self.sync_s = 0.01
         self.unreadable: set[Path] = set()
         self.on_step = lambda op, path: None  # nothing happens unless a test wants it

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ister.core import kernels
-from ister.core.recover import Scanner
+from ister.core.frames import kernels
+from ister.core.frames.recover import Scanner
 from ister.wal import directory
-from ister.wal.active import ActiveFiles
-from ister.wal.log import Wal
-from ister.wal.pending import Tick
-from ister.wal.pruning import Pruner
+from ister.wal.active_files import ActiveFiles
 from ister.wal.reader import WalReader
+from ister.wal.wal import Wal
+from ister.wal.write_batch import WriteBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +63,7 @@ MUTANTS = [
         Wal,
         "_sync_done",
         "self._synced_up_to(target.offset)",
-        "self._synced_up_to(self._next)",
+        "self._synced_up_to(self.next_offset)",
     ),
     Mutant(
         "retries a failed sync",
@@ -82,7 +81,11 @@ MUTANTS = [
         "self.files.create(path)",
     ),
     Mutant(
-        "leaves a partial frame after a short write", ActiveFiles, "_cut_back", "self._file.truncate(self.pos)", "pass"
+        "leaves a partial frame after a short write",
+        ActiveFiles,
+        "_truncate_back",
+        "self._file.truncate(self.pos)",
+        "pass",
     ),
     Mutant(
         "refuses before the cut is on disk",
@@ -120,11 +123,11 @@ MUTANTS = [
         Wal,
         "_start_sync",
         "self._run(",
-        "disk.mark(self._next, target.offset, target.pos, self.config.name); self._run(",
+        "disk.mark(self.next_offset, target.offset, target.pos, self.config.name); self._run(",
     ),
     Mutant(
         "forgets messages behind a pruned file",
-        Pruner,
+        Wal,
         "prune",
         "segments[count + 1].first <= before",
         "segments[count].first <= before",
@@ -148,7 +151,7 @@ MUTANTS = [
         "stamps with a clock that steps back",
         Wal,
         "_stamp",
-        "max(self._append_time_us, self._clock.wall_us())",
+        "max(self.append_time_us, self._clock.wall_us())",
         "self._clock.wall_us()",
     ),
     Mutant(
@@ -160,7 +163,7 @@ MUTANTS = [
     ),
     Mutant(
         "gives a cancelled append's offset away again",
-        Tick,
+        WriteBatch,
         "stop",
         "len(self.waiters)",
         "sum(not w.cancelled() for w in self.waiters)",
@@ -168,16 +171,20 @@ MUTANTS = [
     Mutant("continues behind a marker that may be a ghost", directory, "_continue_file", "if markers:", "if False:"),
     Mutant("skips the checksum", kernels, "scan", "frame_crc(buf, at, length) != _u32(buf, at + 12)", "False"),
     Mutant("accepts a frame of another offset", kernels, "scan", "(expected >= 0 and offset != expected)", "False"),
-    Mutant("forgets that a sync on the loop failed", ActiveFiles, "sync_here", "0.0, error", "0.0, None"),
+    Mutant("forgets that a sync on the loop failed", ActiveFiles, "sync_blocking", "0.0, error", "0.0, None"),
     Mutant(
         "closes an idle file that is not synced",
         ActiveFiles,
-        "rest",
+        "close_active",
         "self._file.sync()\n    if self.attested < next_offset:",
         "if self.attested < next_offset:",
     ),
     Mutant(
-        "goes on writing while its file is closed", Wal, "_flush", "self._job in TAKES_FILE", 'self._job == "rotate"'
+        "goes on writing while its file is closed",
+        Wal,
+        "_flush",
+        "self._operation in WITHOUT_FILE",
+        'self._operation == "rotate"',
     ),
     Mutant("lowers the level of those who wait", Wal, "set_level", "await self.flush()", "pass"),
     Mutant("hides what readers have seen", Wal, "visible_offset", "max(self._shown, self._synced)", "self._synced"),

@@ -18,8 +18,8 @@ import pyarrow as pa
 from ister.core.errors import BusyError, InvalidMessageError, LogClosedError, OffsetOutOfRangeError, UnknownOutcomeError
 from ister.core.message import MsgID, StreamMessage
 from ister.core.offsets import StartPosition
-from ister.ports.pace import QUICK_RUN
-from ister.ports.slots import Slots
+from ister.ports.files.open_files import OpenFiles
+from ister.ports.files.sync_latency import QUICK_RUN
 from ister.wal import AckLevel, Wal, WalConfig
 from sim.machine import ShortWriteError, SimClock, SimFiles, run
 
@@ -104,9 +104,9 @@ class Story:
         if self.seed % 2:
             self.disk.sync_s = 0.0001  # quick enough to be waited for on the loop, from the first one on
             for _ in range(QUICK_RUN):
-                self.disk.pace.took(None, -1.0, self.disk.sync_s)
+                self.disk.sync_latency.observe(None, -1.0, self.disk.sync_s)
         if self.unsettled:
-            self.disk.slots = Slots(1, idle_s=self.rng.choice((0.0005, 0.005, 1.0)))
+            self.disk.open_files = OpenFiles(1, idle_s=self.rng.choice((0.0005, 0.005, 1.0)))
         run(self._live(), self.seed)
         self.disk.on_step = lambda op, path: None
         return self.crashes
@@ -195,7 +195,7 @@ class Story:
                 raise result
 
     async def _rest(self, wal: Wal) -> None:
-        wal.rest()
+        wal.close_active()
 
     async def _sync(self, wal: Wal) -> None:
         stop = wal.next_offset
@@ -303,7 +303,7 @@ class Story:
             and op == "sync"
             and self.wal is not None
             and self.wal._closing
-            and self.wal._synced == self.wal._next
+            and self.wal._synced == self.wal.next_offset
         ):
             self.fault = "none"
             raise OSError(errno.EIO, "Input/output error")
@@ -350,7 +350,7 @@ async def _check(crash: Crash, config: WalConfig, again: list[Crash]) -> None:
             again.append(Crash(f"{crash.how}, then kill before {op}", crash.step, crash.disk.killed(), facts.copy()))
 
     crash.disk.on_step = collect
-    crash.disk.slots = rng.choice((None, Slots(1, idle_s=0.001)))
+    crash.disk.open_files = rng.choice((None, OpenFiles(1, idle_s=0.001)))
     wal = await Wal.with_config(config, files=crash.disk, clock=SimClock(1))
     found: dict[int, StreamMessage] = {}
     reader = wal.create_reader(StartPosition.offset(wal.start_offset))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from ister.core.layout import NO_TABLE, Place, TableEnd
+from ister.core.table.data_files import NO_TABLE, Place, TableEnd
 from ister.lake.errors import LakeUnavailableError, MissingRowsError, TableMovedError
 from sim.cloud_machine import Network
 

@@ -1,6 +1,7 @@
 """Planted bugs of the table tier; see `mutants` for what a mutant is."""
 
-from ister.storage import resume, tiers
+from ister.storage import resume
+from ister.storage import tiered_reader as tiers
 from ister.storage.object_retention import ObjectKeeper
 from ister.storage.wal_storage import WalStorage
 from sim.mutants import Mutant
@@ -15,7 +16,7 @@ TABLE_MUTANTS = [
     Mutant("does not turn to the table when an object is gone", tiers.TieredReader, "_read_later",
            "isinstance(failure, OBJECTS_FAIL) and", "False and"),
     Mutant("serves nothing from the table", tiers, "serve",
-           "(Tier.TABLE, _without(table, NOTHING)),", "(Tier.TABLE, []),"),
+           "(Tier.TABLE, without(table, NOTHING)),", "(Tier.TABLE, []),"),
     Mutant("deletes objects that the table does not hold, unproven", ObjectKeeper, "_let_go",
            "await self._table.table.prove(start, below)", "below = oldest[-1].start"),
     Mutant("prunes behind a table that is not as far, unproven", WalStorage, "prune",

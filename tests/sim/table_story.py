@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from ister.cloud import Deleter, ObjectCatalog
 from ister.core.errors import BusyError, LogClosedError, UnknownOutcomeError
+from ister.core.frames.segment import describe, parse_key
 from ister.core.offsets import StartPosition
-from ister.core.segment import describe, parse_key
 from ister.lake.errors import LakeUnavailableError
 from ister.storage.factory import WalStorageFactory
-from ister.storage.tiers import OBJECTS_FAIL
+from ister.storage.tiered_reader import OBJECTS_FAIL
 from ister.wal import AckLevel
 from sim.cloud_story import TOPIC, CloudStory, World, _harm_checkpoints, _read_all, new_world, small_sizes
 from sim.machine import run

@@ -11,8 +11,8 @@ from ister.core.errors import BusyError, ClientError, CorruptError, IsterError, 
 from ister.core.message import MsgID, StreamMessage
 from ister.core.offsets import StartPosition
 from ister.core.retry import TRANSIENT_ERRNOS
-from ister.ports.slots import Slots
-from ister.storage.cursors import CursorFile
+from ister.ports.files.open_files import OpenFiles
+from ister.storage.cursors.saved import CursorFile
 from ister.wal import Wal, WalConfig
 from sim.machine import SimClock, SimFiles, run
 
@@ -46,7 +46,7 @@ class FaultyFiles(SimFiles):
         self.calls = []
         self._failing = failing
         self._number = number
-        self.slots = Slots(slots, idle_s=5) if slots else None
+        self.open_files = OpenFiles(slots, idle_s=5) if slots else None
         for name in OF_FILES:
             setattr(self, name, self._faulty(name, getattr(self, name)))
 
@@ -125,8 +125,8 @@ async def story(files, witness, mode):
         for n in range(6):
             await asyncio.gather(*(witness.append(wal, 1) for _ in range(3)))
             await witness.append(wal, 2)
-            if n == 3 and files.slots is not None:
-                wal.rest()
+            if n == 3 and files.open_files is not None:
+                wal.close_active()
                 await asyncio.sleep(0.1)
         await witness.attempt(wal.rotate())
         await witness.attempt(cursors.advance("s", wal.synced_offset))

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from ister.core.dispatch import SubscriptionType
+from ister.core.dispatch.dispatch import SubscriptionType
 from sim.dispatch_mutants import DISPATCH_MUTANTS
 from sim.dispatch_story import Story
 

@@ -18,7 +18,7 @@ TEXTS = [
     for path in TRACKED
     if path.suffix in {".py", ".md", ".toml", ".lock", ""} and path.is_file() and path.name != "LICENSE"
 ]
-LINES_MAX = 700
+LINES_MAX = 900
 """One file holds one idea, whole; a class is never cut in pieces to stay below a limit."""
 
 

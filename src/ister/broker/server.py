@@ -1,7 +1,7 @@
-"""Serve: recover every topic, listen, and when told to stop, drain.
+"""The broker process: recover every topic, listen, drain at a signal.
 
-The order matters. The port for probes answers first, so that a slow recovery can be watched. Clients are let in last, when
-every topic is there: a client that is told "not found" gives up.
+The metrics port opens first, so that a slow recovery can be observed. The gRPC ports open last, when every topic is open:
+clients give up at NOT_FOUND.
 """
 
 from __future__ import annotations
@@ -15,64 +15,66 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.broker.admin_brokers import AdminBrokers
-from ister.broker.admin_namespaces import AdminNamespaces
-from ister.broker.admin_topics import AdminTopics
-from ister.broker.binding import serve as bind
-from ister.broker.broker import Broker
-from ister.broker.collecting import Collecting
-from ister.broker.consuming import Consuming
-from ister.broker.dependencies import Dependencies, probes_of
-from ister.broker.discovery import Discovery
-from ister.broker.holders import announce_owner, owner_of
-from ister.broker.http import HttpServer, routes
-from ister.broker.lag import LoopLag
-from ister.broker.memory import map_large_buffers
-from ister.broker.metrics import Metrics
-from ister.broker.producing import Producing
-from ister.broker.read_only import for_readers
-from ister.broker.records import Records
-from ister.broker.schema_store import SchemaStore
-from ister.broker.schemas import SchemaRegistry
-from ister.broker.storage_service import StorageService
-from ister.broker.v1_admin import V1Admin
-from ister.broker.v1_storage import V1Storage
-from ister.broker.validation import Validation
-from ister.broker.views import Readiness
-from ister.config.forms import reachable_host
+from ister.broker.cluster.read_only import for_readers
+from ister.broker.cluster.subscription_leases import Leased, announce_owner, owner_of
+from ister.broker.cluster.topic_sync import TopicSync
+from ister.broker.metrics.dependencies import Dependencies, probes_of
+from ister.broker.metrics.exposition import Metrics
+from ister.broker.metrics.readiness import Readiness
+from ister.broker.metrics.routes import routes
+from ister.broker.process import GcTuning, LoopLag, map_large_buffers
+from ister.broker.registry.store import SchemaStore
+from ister.broker.registry.validation import Validation
+from ister.broker.services.broker_admin import AdminBrokers
+from ister.broker.services.consumer import Consuming
+from ister.broker.services.discovery import Discovery
+from ister.broker.services.ister_admin import V1Admin
+from ister.broker.services.ister_storage import V1Storage
+from ister.broker.services.namespace_admin import AdminNamespaces
+from ister.broker.services.producer import Producing
+from ister.broker.services.schema_registry import SchemaRegistry
+from ister.broker.services.storage import StorageService
+from ister.broker.services.topic_admin import AdminTopics
+from ister.broker.status import status_of
+from ister.broker.topics.broker import Broker
+from ister.broker.topics.ownership import Alone
+from ister.broker.topics.records import Records
+from ister.config.validators import reachable_host
+from ister.transport.http1 import HttpServer
+from ister.transport.server import serve as bind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from ister.broker.binding import Server
-    from ister.broker.service import Service
     from ister.broker.settings import BrokerSettings
-    from ister.broker.topic import Topic
-    from ister.broker.views import TableCounters
+    from ister.broker.topics.topic import Topic
+    from ister.lake.topic_table import ReadCounters
     from ister.ports.metadata import Metadata
     from ister.storage.factory import WalStorageFactory
     from ister.storage.lake_factory import LakeStorageFactory
+    from ister.transport.server import Server
+    from ister.transport.service import Service
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """Where to listen; 0 takes any port that is free, None for metrics: nowhere."""
+    """Ports, 0 for a free one, None for no metrics; and the limits of their connections."""
 
-    host: str = "127.0.0.1"
-    broker: int = 6650
-    admin: int = 50051
-    metrics: int | None = 9040
-    message_bytes_max: int = 4 * 1024 * 1024 - 4096
-    keepalive_s: float = 30.0
-    keepalive_timeout_s: float = 10.0
-    drain_timeout_s: float = 10.0
+    host: str
+    broker: int
+    admin: int
+    metrics: int | None
+    message_bytes_max: int
+    keepalive_s: float
+    keepalive_timeout_s: float
+    drain_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a broker listens, and what it found."""
+    """The addresses of a broker, and the result of its recovery."""
 
     broker_url: str
     admin_url: str
@@ -80,11 +82,11 @@ class Listening:
     topics: int
     problems: Mapping[str, str] = field(default_factory=dict)
     has_pipeline: Callable[[], bool] = lambda: False
-    """Tells whether a pipeline is at work now."""
+    """Returns True while a pipeline is registered."""
 
 
 class Serving:
-    """A broker with its ports: starting, serving, draining."""
+    """A broker with its ports; metrics and probes read its attributes."""
 
     def __init__(
         self,
@@ -93,7 +95,8 @@ class Serving:
         producing: Producing,
         validation: Validation,
         dependencies: Dependencies,
-        table_reads: TableCounters | None = None,
+        table_reads: ReadCounters | None = None,
+        topic_sync: TopicSync | None = None,
     ) -> None:
         self.broker = broker
         self.cluster_name = broker.settings.cluster_name
@@ -104,18 +107,17 @@ class Serving:
         self.table_reads = table_reads
         self._ports = ports
         self._dependencies = dependencies
+        self._topic_sync = topic_sync
         self._missing: list[str] = ["recovery"]
         self._data: Server | None = None
         self._admin: Server | None = None
-
-    # --- what metrics and probes ask (views.BrokerView) ---------------------------------------------------------------
 
     def topics(self) -> Iterable[Topic]:
         """Return every topic."""
         return list(self.broker.topics.values())
 
     def readiness(self) -> Readiness:
-        """Tell whether clients should come here."""
+        """Return whether clients should connect, and what fails."""
         topics = self.broker.topics.values()
         problems = {topic.name: topic.problem for topic in topics if topic.problem is not None}
         stopped = {topic.name: error for topic in topics if (error := topic.upload_problem) is not None}
@@ -129,8 +131,6 @@ class Serving:
             uploads_stopped=stopped,
         )
 
-    # --- running ------------------------------------------------------------------------------------------------------
-
     async def run(
         self,
         services: tuple[list[Service], list[Service]],
@@ -138,7 +138,7 @@ class Serving:
         draining: Callable[[], None],
         announce: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """Serve until SIGTERM or SIGINT, then drain; `announce` is told the address once there is one."""
+        """Serve until SIGTERM or SIGINT, then drain; `announce` is called with the broker's URL once the ports are open."""
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -156,11 +156,13 @@ class Serving:
                 stack.push_async_callback(http.stop)
                 metrics_url = f"http://{reachable_host(ports.host)}:{http.port}"
             map_large_buffers()
-            collecting = Collecting()
-            stack.callback(collecting.stop)
-            collecting.pause()
+            gc_tuning = GcTuning()
+            stack.callback(gc_tuning.stop)
+            gc_tuning.pause()
             self._dependencies.start()
             stack.push_async_callback(self._dependencies.stop)
+            if self._topic_sync is not None:
+                await self._topic_sync.start()
             await self.broker.start()
             self._missing = ["ports"]
             try:
@@ -170,7 +172,7 @@ class Serving:
                 if announce is not None:
                     await announce(self.broker.url)
                 self._missing = []
-                collecting.start()
+                gc_tuning.start()
                 topics = self.broker.topics.values()
                 problems = {topic.text: str(topic.problem) for topic in topics if topic.problem is not None}
                 admin_url = f"http://{reachable_host(ports.host)}:{self._admin.port}"
@@ -189,6 +191,7 @@ class Serving:
             services,
             host=ports.host,
             port=port,
+            describe_error=status_of,
             message_bytes_max=ports.message_bytes_max,
             keepalive_s=ports.keepalive_s,
             keepalive_timeout_s=ports.keepalive_timeout_s,
@@ -196,12 +199,14 @@ class Serving:
         )
 
     async def _drain(self) -> None:
-        """Stop taking, then make everything durable, then carry away what time allows."""
+        """Stop the servers, then sync everything, then upload what time allows."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        self.broker.draining = True
+        self.broker.begin_drain()
+        if self._topic_sync is not None:
+            await self._topic_sync.stop()
         grace_s = self._ports.drain_timeout_s / 5
-        # Whoever waits for a table is answered before calls are cut off: a client sends again what was cut off.
+        # Calls that wait for a table are answered before calls are cancelled: clients retry cancelled ones.
         ending = loop.call_later(grace_s / 2, self.broker.pipelines.end)
         servers = [server for server in (self._data, self._admin) if server is not None]
         for server in servers:
@@ -222,19 +227,19 @@ async def serve(
     ready: Callable[[Listening], None],
     draining: Callable[[], None] = lambda: None,
     pipeline_token: str | None = None,
-    table_reads: TableCounters | None = None,
+    table_reads: ReadCounters | None = None,
     shares_subscriptions: bool = False,
 ) -> None:
-    """Run a broker over this storage until it is told to stop; a pipeline that has the token is told of files.
+    """Run a broker over this storage until a signal; a pipeline with the token may read log files.
 
-    With `shares_subscriptions` other brokers on the same metadata may serve them too, each the ones that it holds.
+    With `shares_subscriptions` other brokers on the same metadata may serve subscriptions too, each under its leases.
     """
     root = factory.config.root_prefix
     schemas = SchemaStore(metadata, root)
     await schemas.load()
-    broker = Broker(
-        settings, factory, Records(metadata, root), schemas, shared=metadata if shares_subscriptions else None
-    )
+    ownership = partial(Leased, metadata=metadata) if shares_subscriptions else Alone
+    broker = Broker(settings, factory, Records(metadata, root), schemas, ownership=ownership)
+    topic_sync = TopicSync(broker, factory) if factory.read_only else None
     registry = SchemaRegistry(schemas, broker)
     validation = Validation(schemas)
     producing = Producing(broker, validation)
@@ -253,19 +258,18 @@ async def serve(
         *V1Admin(broker).services(),
         registry.service(),
     ]
-    following = broker.following
-    if following is not None:
+    if topic_sync is not None:
 
-        async def look() -> None:
+        async def refresh() -> None:
             await schemas.load()
-            await following.refresh()
+            await topic_sync.refresh()
 
         owner = partial(owner_of, metadata, root)
-        data, admin = ([for_readers(service, look, owner) for service in services] for services in (data, admin))
+        data, admin = ([for_readers(service, refresh, owner) for service in services] for services in (data, admin))
     dependencies = Dependencies(probes_of(metadata, factory))
     announce = None
-    if shares_subscriptions and following is None:
+    if shares_subscriptions and topic_sync is None:
         announce = partial(announce_owner, metadata, root)
-    await Serving(broker, ports, producing, validation, dependencies, table_reads).run(
+    await Serving(broker, ports, producing, validation, dependencies, table_reads, topic_sync).run(
         (data, admin), ready, draining, announce
     )

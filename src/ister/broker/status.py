@@ -1,8 +1,8 @@
-"""Decide what a client is told of an error: a status code, and a text without paths, addresses or stacks (S20).
+"""Mapping of errors to gRPC status codes and texts without paths, addresses or stacks (S20).
 
-An error's own text is for the operator: it may name a file, a bucket or another process. It goes to a client only where
-this table says so; elsewhere the table has the words. An error that is not in the table is told by the words of the
-nearest class above it that is: a new error is never told in its own words by accident.
+An error's own text is for the operator: it may name a file, a bucket or another process. A client gets it only where the
+table says OWN. An error that is not in the table is mapped like its nearest base class that is, so a new error never
+exposes its own text by accident.
 """
 
 from __future__ import annotations
@@ -11,26 +11,19 @@ from typing import Final
 
 from grpc import StatusCode
 
-from ister.broker.pipelines import NotInLakeError
-from ister.cloud.catalog import OtherOwnerError
-from ister.cloud.uploader import NotInCloudError
-from ister.config.problems import ConfigError
 from ister.core import errors
 from ister.core.errors import IsterError
-from ister.storage.factory import UnknownHistoryError
-from ister.storage.registry import TopicTakenError
+from ister.transport.service import INTERNAL_TEXT
 
 TEXT_BYTES_MAX: Final = 1024
-"""A status travels in a header; clients take 8 KiB of headers, and a byte may need three there."""
-
-INTERNAL_TEXT: Final = "internal error: this is a bug in the broker, whose log says more"
+"""A status text is a header; clients accept 8 KiB of headers, and percent-encoding may triple it."""
 
 OWN: Final = "{own}"
-"""The error's own text is made for clients."""
+"""The error's own text is written for clients."""
 
 STATUSES: Final[dict[type[IsterError], tuple[StatusCode, str]]] = {
     IsterError: (StatusCode.INTERNAL, INTERNAL_TEXT),
-    # The request is wrong: no client sends it again.
+    # The request is wrong: clients do not retry.
     errors.ClientError: (
         StatusCode.INVALID_ARGUMENT,
         "the request cannot be served as it is; the broker's log says why",
@@ -50,22 +43,18 @@ STATUSES: Final[dict[type[IsterError], tuple[StatusCode, str]]] = {
         StatusCode.FAILED_PRECONDITION,
         "the broker's configuration does not allow this; its log says which setting",
     ),
-    ConfigError: (
-        StatusCode.FAILED_PRECONDITION,
-        "the broker's configuration does not allow this; its log says which setting",
-    ),
-    UnknownHistoryError: (
+    errors.UnknownHistoryError: (
         StatusCode.FAILED_PRECONDITION,
         "topic {topic} has objects that the broker's metadata does not know; its operator can run `ister objects rebuild`",
     ),
-    # Clients of the stores, not the broker's client: what it sent was right, and may be served later.
+    # Client errors of the broker towards its stores: the request was valid and may succeed later.
     errors.LogClosedError: (StatusCode.UNAVAILABLE, "the topic is being closed; look it up again and retry"),
     errors.StoreRefusedError: (
         StatusCode.UNAVAILABLE,
         "the object store refuses the broker; its operator must see to it, then try again",
     ),
     errors.WatchCompactedError: (StatusCode.UNAVAILABLE, "the broker is catching up with its metadata; try again"),
-    # Not now: clients wait and try again.
+    # Busy: clients back off and retry.
     errors.BusyError: (StatusCode.UNAVAILABLE, "the broker cannot do this now; try again later"),
     errors.LimitError: (StatusCode.RESOURCE_EXHAUSTED, OWN),
     errors.DrainingError: (StatusCode.UNAVAILABLE, OWN),
@@ -89,7 +78,7 @@ STATUSES: Final[dict[type[IsterError], tuple[StatusCode, str]]] = {
         StatusCode.UNAVAILABLE,
         "the broker's metadata store does not answer; nothing was changed, try again",
     ),
-    # Someone else is the owner: clients look the topic up again.
+    # Another owner: clients look the topic up again.
     errors.FencedError: (StatusCode.UNAVAILABLE, "another process owns this now; look the topic up again and retry"),
     errors.LockedError: (StatusCode.UNAVAILABLE, "another process owns this topic; look it up again and retry"),
     errors.ObjectExistsError: (
@@ -100,9 +89,9 @@ STATUSES: Final[dict[type[IsterError], tuple[StatusCode, str]]] = {
         StatusCode.UNAVAILABLE,
         "the broker lost its lease and may not be the owner any more; look the topic up again and retry",
     ),
-    OtherOwnerError: (StatusCode.UNAVAILABLE, "another broker owns this topic now; look it up again and retry"),
-    TopicTakenError: (StatusCode.UNAVAILABLE, OWN),
-    # Stored data is damaged: a human must see to it.
+    errors.OtherOwnerError: (StatusCode.UNAVAILABLE, "another broker owns this topic now; look it up again and retry"),
+    errors.TopicTakenError: (StatusCode.UNAVAILABLE, OWN),
+    # Stored data is damaged: an operator must act.
     errors.CorruptError: (
         StatusCode.DATA_LOSS,
         "stored data is damaged or missing; the broker's operator must restore it, its log says what",
@@ -143,7 +132,7 @@ STATUSES: Final[dict[type[IsterError], tuple[StatusCode, str]]] = {
         StatusCode.DATA_LOSS,
         "the broker's metadata is damaged; its operator must restore it from a copy, its log says which key",
     ),
-    # It may or may not have happened: no client sends it again by itself.
+    # Unknown outcome: clients do not retry on their own.
     errors.UnknownOutcomeError: (StatusCode.UNKNOWN, "this may or may not have happened; look before sending it again"),
     errors.WriteFailedError: (
         StatusCode.UNKNOWN,
@@ -169,19 +158,15 @@ STATUSES: Final[dict[type[IsterError], tuple[StatusCode, str]]] = {
         StatusCode.UNKNOWN,
         "topic {topic}: all below offset {offset} is in the log, not yet at the topic's level; do not send it again",
     ),
-    NotInCloudError: (
+    errors.NotYetInTierError: (
         StatusCode.UNKNOWN,
-        "topic {topic}: all below offset {offset} is in the log, not yet in an object; do not send it again",
-    ),
-    NotInLakeError: (
-        StatusCode.UNKNOWN,
-        "topic {topic}: all below offset {offset} is in the log, not yet in the table; do not send it again",
+        "topic {topic}: all below offset {offset} is in the log, not yet in {tier}; do not send it again",
     ),
 }
 
 
 def status_of(error: Exception) -> tuple[StatusCode, str]:
-    """Return what a client is told of this error."""
+    """Return the status code and text of an error."""
     for kind in type(error).__mro__:
         if kind in STATUSES:
             code, words = STATUSES[kind]
@@ -190,13 +175,8 @@ def status_of(error: Exception) -> tuple[StatusCode, str]:
     return StatusCode.INTERNAL, INTERNAL_TEXT
 
 
-def refers_to_log(text: str) -> bool:
-    """Return True if a client is told that the log says more; whoever sends such a text logs the error."""
-    return "log says" in text
-
-
 def _place(error: Exception) -> str:
-    """Say which offsets are meant, as far as the error knows."""
+    """Return the offsets that the error concerns, as text."""
     start = getattr(error, "expected_offset", getattr(error, "start", -1))
     stop = getattr(error, "stop", -1)
     if start < 0:
@@ -205,5 +185,5 @@ def _place(error: Exception) -> str:
 
 
 def _fit(text: str) -> str:
-    """Cut a text to what a header holds; text that is not Unicode would break the answer."""
+    """Truncate a text to what a header holds, and escape what UTF-8 cannot encode."""
     return text.encode(errors="backslashreplace")[:TEXT_BYTES_MAX].decode(errors="ignore")

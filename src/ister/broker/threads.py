@@ -1,7 +1,7 @@
-"""Threads for work that clients ask for: a few of their own, with a bounded queue and a deadline.
+"""Thread pools for CPU-bound work on client requests, with a bounded queue and a deadline.
 
-Python computes in one thread at a time, so more of them make nothing quicker, and each takes turns with the event loop.
-Nothing that a client sends runs in asyncio's default executor: what the broker itself has to do there would wait for it.
+A few threads only: they share the GIL with the event loop. Separate from asyncio's default executor, so that the broker's
+own work never queues behind a client's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ClientThreads:
-    """A thread pool. `waiting_max` calls may wait for a thread, and each has `deadline_s` for waiting and running."""
+    """A thread pool; `waiting_max` calls may wait for a thread, and each has `deadline_s` in total."""
 
     def __init__(
         self, name: str, threads: int, *, waiting_max: int | None = None, deadline_s: float | None = None
@@ -32,9 +32,9 @@ class ClientThreads:
         self._deadline_s = deadline_s
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns; LimitError when too many wait already, or at the deadline.
+        """Return the result of `work`; raise LimitError if the queue is full, or at the deadline.
 
-        A thread cannot be stopped: it counts as busy until its work has ended, whoever has given up waiting for it.
+        A thread cannot be cancelled: it counts as busy until its work has ended.
         """
         if self._waiting_max is not None and self._waiting >= self._waiting_max:
             raise LimitError(f"{self._waiting} calls wait for {self._name}, as many as may; try again later")
@@ -54,4 +54,4 @@ class ClientThreads:
     def _ended(self, job: asyncio.Future[T]) -> None:
         self._free.release()
         if not job.cancelled():
-            job.exception()  # nobody may be waiting any more, which is no reason for a warning
+            job.exception()  # retrieved, so that asyncio does not warn after a timeout

@@ -1,4 +1,4 @@
-"""The command line: real files, clocks and processes are put together here and nowhere else."""
+"""The command line."""
 
 from ister.cli.app import main
 

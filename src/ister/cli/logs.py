@@ -1,7 +1,7 @@
-"""Decide where log events go and how they look: to stderr, one line each; for people on a terminal, else for programs.
+"""Logging configuration: events go to stderr, one line each, as text on a terminal and else as JSON.
 
-Commands show warnings only unless asked for more. A server shows every state change. No event carries the values of
-variables: a traceback names lines of code and nothing else, since anything could be a secret or someone's message.
+Commands log warnings only, unless --verbose is given. A server logs every state change. No event carries the values of
+variables: a traceback has lines of code and nothing else, since any value could be a secret or a user's message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.cli.display import printable
+from ister.cli.output import printable
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 
 
 class LogFormat(Enum):
-    """How an event is written."""
+    """The format of log events."""
 
     AUTO = "auto"
-    """As text if stderr is a terminal, else as JSON."""
+    """Text if stderr is a terminal, else JSON."""
     TEXT = "text"
     JSON = "json"
 
 
 def show_warnings() -> None:
-    """Show what an operator should know."""
+    """Log warnings and errors."""
     _configure(logging.WARNING, _for_people())
 
 
 def show_everything() -> None:
-    """Show every state change as well."""
+    """Log every event."""
     _configure(logging.INFO, _for_people())
 
 
 def show_server_events(form: LogFormat, *, everything: bool) -> None:
-    """Show a server's events and what its libraries warn of, one line each."""
+    """Log a server's events and the warnings of its libraries, one line each."""
     as_json = form is LogFormat.JSON or (form is LogFormat.AUTO and not sys.stderr.isatty())
     _configure(logging.INFO if everything else logging.WARNING, _for_programs() if as_json else _for_people())
-    logging.basicConfig(level=logging.WARNING, handlers=[_Libraries()], force=True)
+    logging.basicConfig(level=logging.WARNING, handlers=[_LibraryHandler()], force=True)
 
 
 def _configure(level: int, rendering: list[Processor]) -> None:
@@ -65,29 +65,29 @@ def _for_people() -> list[Processor]:
     renderer = structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
     )
-    return [_harmless, renderer]
+    return [_escape, renderer]
 
 
 def _for_programs() -> list[Processor]:
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
 
-def _harmless(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Escape what could move a terminal's cursor: clients choose the names of what they make."""
+def _escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Escape what could move a terminal's cursor: clients choose the names of topics and subscriptions."""
     return {key: printable(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 def _stderr_logger(*_: object) -> structlog.PrintLogger:
-    """Look stderr up at each event: a progress bar puts itself in its place while it is shown."""
+    """Resolve sys.stderr at each event: a progress bar replaces it while it is shown."""
     stderr: TextIO = sys.stderr
     return structlog.PrintLogger(stderr)
 
 
-class _Libraries(logging.Handler):
-    """Makes an event of what a library logs."""
+class _LibraryHandler(logging.Handler):
+    """Turns the log records of libraries into events."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand a record on."""
+        """Log a record as an event."""
         try:
             text = record.getMessage()
         except (TypeError, ValueError):  # a library's own mistake must not become an error in the middle of its work

@@ -1,14 +1,32 @@
-"""Decide what options and arguments are called that several commands share."""
+"""Options and arguments that several commands share."""
 
-from enum import Enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
+from ister.cli.exit_codes import EXIT_CODES, reporting
+from ister.cli.output import Output
+from ister.core.errors import InputError
+
 BROKER = "http://127.0.0.1:6650"
 ADMIN = "http://127.0.0.1:50051"
-ADMIN_PORT = 50051
+OFFSET_MAX = (1 << 63) - 1
+
+
+def command_group(text: str | None = None) -> typer.Typer:
+    """Return an app for the commands of one noun; `text` is its help."""
+    return typer.Typer(
+        help=text, epilog=EXIT_CODES, no_args_is_help=True, add_completion=False, rich_markup_mode="rich"
+    )
+
+
+def command(app: typer.Typer, name: str | None = None, **info: Any) -> Callable[[Callable[..., None]], object]:
+    """Register a command; its expected errors become a sentence on stderr and an exit code."""
+    return lambda function: app.command(name, epilog=EXIT_CODES, **info)(reporting()(function))
 
 
 def utf8_text(value: str) -> str:
@@ -21,17 +39,10 @@ def utf8_text(value: str) -> str:
 
 
 def directory(value: str) -> Path:
-    """Return a directory; an empty text is refused, because it would mean the current one."""
+    """Return a directory; refuse an empty text, which would mean the current one."""
     if not value.strip():
         raise typer.BadParameter("it is empty; give a directory, or leave the option out (is a variable not set?)")
     return Path(value)
-
-
-class Output(Enum):
-    """For whom the result is."""
-
-    TABLE = "table"
-    JSON = "json"
 
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="A table for people, or JSON for programs.")]
@@ -58,9 +69,46 @@ AdminOption = Annotated[
     ),
 ]  # fmt: skip
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+PayloadOption = Annotated[bool, typer.Option("--payload", help="Show whole payloads (JSON always has them).")]
+ReliableOption = Annotated[
+    bool, typer.Option("--reliable/--non-reliable", help="Store messages, or only pass them on.")
+]  # fmt: skip
 SettingsArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KEY=VALUE", help="Policies, like ack_level=fsync; KEY=default takes one out.", parser=utf8_text
     ),
 ]
+FirstSettingsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Policies, like ack_level=fsync.", parser=utf8_text)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A position in a topic; `value` is the offset, or milliseconds since 1970."""
+
+    kind: Literal["earliest", "latest", "offset", "time"]
+    value: int = 0
+
+
+def parse_position(text: str, option: str) -> Position:
+    """Parse earliest, latest, an offset or a time; a time without a zone is UTC, as the tables show it."""
+    match text:
+        case "earliest" | "latest":
+            return Position(text)
+    if text.isascii() and text.isdecimal():
+        if len(text) > 19 or int(text) > OFFSET_MAX:
+            raise InputError(f"{option} {text}", "is larger than any offset; give a lower one")
+        return Position("offset", int(text))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InputError(
+            f"{option} {text}", "is no place; give earliest, latest, an offset, or a time like 2026-01-31T18:00:00Z"
+        ) from None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    time_ms = int(moment.timestamp() * 1000)
+    if time_ms < 0:
+        raise InputError(f"{option} {text}", "lies before 1970; give a later time, or earliest")
+    return Position("time", time_ms)

@@ -1,7 +1,7 @@
-"""Read stdin so that Ctrl-C is heard while nothing comes.
+"""Reads of stdin that Ctrl-C interrupts.
 
-gRPC has threads of its own. A signal that the kernel hands to one of them does not interrupt a read in the main thread,
-where alone Python acts on it: without a look now and then, Ctrl-C would wait for the next line.
+gRPC has threads of its own. A signal that the kernel delivers to one of them does not interrupt a read in the main thread,
+where alone Python handles it: without polling, Ctrl-C would wait for the next line.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LOOK_S = 0.2
+POLL_S = 0.2
 CHUNK_BYTES = 65_536
 
 
 def lines() -> Iterator[bytes]:
-    """Give each line without its end; the last one may have none."""
+    """Yield each line without its newline; the last one may have none."""
     stream = cast("io.BufferedReader", sys.stdin.buffer)
     begun = bytearray()
     while _wait(stream) and (chunk := stream.read1(CHUNK_BYTES)):
@@ -34,17 +34,17 @@ def lines() -> Iterator[bytes]:
 
 
 def answer() -> str:
-    """Return one line that a person types."""
+    """Return one line that the user types."""
     _wait(sys.stdin.buffer)
     return sys.stdin.readline()
 
 
 def _wait(stream: BinaryIO) -> bool:
-    """Wait until there is something to read, or the end."""
+    """Wait until stdin is readable or at its end."""
     try:
         number = stream.fileno()
     except io.UnsupportedOperation:
-        return True  # it is in memory
-    while not select.select([number], [], [], LOOK_S)[0]:
+        return True  # a stream in memory, in tests
+    while not select.select([number], [], [], POLL_S)[0]:
         pass
     return True

@@ -1,7 +1,7 @@
 """Objects: the log's bytes carried to object storage, read back, and the log pruned behind them."""
 
-from ister.cloud.catalog import ObjectCatalog
 from ister.cloud.deleter import Deleter, Retention
+from ister.cloud.descriptors import ObjectCatalog
 from ister.cloud.reader import CloudReader, ObjectStream
 from ister.cloud.uploader import Uploader, UploadOptions
 

@@ -1,7 +1,7 @@
-"""Decide what becomes of objects that were put and not described: the log's own are adopted, others left alone.
+"""Adoption of objects that were put and not described: those with the log's messages get a descriptor, others none.
 
-An object is the log's own when its frames are whole, dense, and hold the same messages. Markers are not compared: after
-a crash the log may have its messages in another file, behind other markers.
+An object is adopted if its frames are whole, dense, and hold the same messages. Markers are not compared: after a crash the
+log may have its messages in another file, behind other markers.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.core.columns import scan_run, strip_markers
 from ister.core.errors import CorruptObjectError, MissingObjectError, MissingSpanError
+from ister.core.frames.columns import scan_run, strip_markers
+from ister.core.frames.segment import describe, generation_prefix, parse_key
 from ister.core.offsets import StartPosition
-from ister.core.segment import describe, generation_prefix, parse_key
 from ister.ports.objects.checked import read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ister.cloud.catalog import ObjectCatalog
+    from ister.cloud.descriptors import ObjectCatalog
     from ister.cloud.log import SyncedLog
-    from ister.core.columns import Frames
-    from ister.core.segment import Descriptor, ObjectName
+    from ister.core.frames.columns import Frames
+    from ister.core.frames.segment import Descriptor, ObjectName
     from ister.ports.objects import CloudStore, ObjectInfo
 
 log = structlog.get_logger()
@@ -39,7 +39,7 @@ async def adopt(
     epoch: int,
     ahead_allowed: bool,
 ) -> list[Descriptor]:
-    """Describe objects that continue at `stop`, one after the other; returns their descriptions."""
+    """Describe the objects that continue at `stop`, in order; return their descriptors."""
     prefix = generation_prefix(catalog.topic, catalog.generation)
     adopted: list[Descriptor] = []
     async with aclosing(store.list(prefix, after=f"{prefix}data-{stop:020}")) as listing:
@@ -49,14 +49,14 @@ async def adopt(
                 continue
             if name.start > stop:
                 if ahead_allowed and name.stop > synced_log.synced_offset:
-                    # The uploader never leaves a hole: what was here is lost, and its offsets must not be given again.
+                    # The uploader never leaves a hole: these messages are lost, and their offsets must not be assigned again.
                     missing = max(stop, min(name.start, synced_log.synced_offset))
                     raise MissingSpanError(missing, name.start, f"only the object behind them is left, {info.key}")
                 break
             if name.stop > synced_log.synced_offset and not ahead_allowed:
                 log.warning("object_ahead_of_log", key=info.key, log_stop=synced_log.synced_offset)
                 continue
-            descriptor = await _judge(store, info, name, synced_log, epoch)
+            descriptor = await _check(store, info, name, synced_log, epoch)
             if descriptor is None:
                 continue
             await catalog.add(descriptor)
@@ -67,7 +67,7 @@ async def adopt(
 
 
 async def same_messages(store: CloudStore, key: str, name: ObjectName, data: Frames, epoch: int) -> Descriptor | None:
-    """Describe an object that is there already if it holds these messages; None when it holds others."""
+    """Return the descriptor of an existing object if it holds these messages, else None."""
 
     async def is_same(there: bytes) -> bool:
         if there == data:
@@ -84,7 +84,7 @@ async def same_messages(store: CloudStore, key: str, name: ObjectName, data: Fra
         return None
 
 
-async def _judge(
+async def _check(
     store: CloudStore, info: ObjectInfo, name: ObjectName, synced_log: SyncedLog, epoch: int
 ) -> Descriptor | None:
     start, stop = max(name.start, synced_log.start_offset), min(name.stop, synced_log.synced_offset)
@@ -105,10 +105,10 @@ async def _judge(
 async def _confirmed(
     store: CloudStore, key: str, name: ObjectName, epoch: int, is_same: Callable[[bytes], Awaitable[bool]]
 ) -> Descriptor | None:
-    """Describe an object that was found, once it is known to be whole, the same as the log, and durable; else None.
+    """Return the descriptor of a found object once it is whole, the same as the log, and durable; else None.
 
-    Whatever relies on an object that this process did not put, or whose put did not succeed, asks this first: what was read
-    may be in the page cache only. CorruptObjectError when its frames are not whole.
+    Required before anything relies on an object that this process did not put, or whose put did not succeed: the bytes read
+    may be in the page cache only. Raise CorruptObjectError if its frames are not whole.
     """
 
     def described(info: ObjectInfo, data: bytes) -> tuple[bytes, Descriptor]:
@@ -117,7 +117,7 @@ async def _confirmed(
     try:
         data, descriptor = await read_whole(store, key, check=described)
     except MissingObjectError:
-        return None  # gone again: whoever owns that name is not us
+        return None  # deleted meanwhile, by another owner
     if not await is_same(data):
         return None
     await store.make_durable(key, data)

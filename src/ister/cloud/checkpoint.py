@@ -1,4 +1,4 @@
-"""Where in the log's files the next upload begins: a cache beside them, so that the place need not be searched."""
+"""Upload checkpoint: where in the log's files the next upload begins. Only a cache, which saves a search."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from ister.core.envelope import seal, unseal
-from ister.core.segment import Place
-from ister.ports.files import replace_file
+from ister.core.frames.checksummed_json import seal, unseal
+from ister.core.frames.segment import Place
+from ister.ports.files.files import replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ister.ports.files import Files
+    from ister.ports.files.files import Files
 
 log = structlog.get_logger()
 
@@ -30,18 +30,18 @@ class UploadedTo(NamedTuple):
 
 
 class UploadCheckpoint:
-    """The file `upload.json` of one log; deleting it changes nothing but time."""
+    """The file `upload.json` of one log; deleting it costs time alone."""
 
     def __init__(self, files: Files, directory: Path) -> None:
         self._files = files
         self._path = directory / UPLOAD_NAME
 
     async def load(self) -> UploadedTo | None:
-        """Return what was saved last; None when it cannot be had."""
+        """Return the last saved place; None if it cannot be read."""
         return await asyncio.get_running_loop().run_in_executor(None, self._load)
 
     async def save(self, offset: int, place: Place) -> None:
-        """Remember a place; a disk that refuses costs time at the next start, and no more."""
+        """Save a place; a failed write is logged and costs time at the next start."""
         data = seal({"version": VERSION, "offset": offset, "file_seq": place.seq, "byte_pos": place.byte})
         try:
             await asyncio.get_running_loop().run_in_executor(None, replace_file, self._files, self._path, data)

@@ -1,24 +1,24 @@
-"""Prune a topic's log behind its later tiers: what is old or too much, and provably in completed objects or the table."""
+"""Log pruning behind the later tiers: what exceeds the retention and is provably in objects or the table."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 import structlog
 
+from ister.aio.periodic import Periodic
 from ister.cloud.proof import sweep_orphans
-from ister.core.errors import BusyError, InvalidConfigError, IsterError
-from ister.core.retain import overdue_below, proven_below
+from ister.core.errors import InvalidConfigError
+from ister.core.tiers.retention import RETENTION_MB, RETENTION_MINUTES, overdue_below, proven_below
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
-    from ister.cloud.catalog import ObjectCatalog
+    from ister.cloud.descriptors import ObjectCatalog
     from ister.cloud.log import PrunableLog
     from ister.cloud.uploader import Uploader
+    from ister.core.errors import IsterError
     from ister.ports.clock import Clock
     from ister.ports.objects import CloudStore
 
@@ -29,10 +29,10 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What the log keeps although objects have it; the defaults are the specified ones."""
+    """What the log retains although objects have it, with the specified defaults."""
 
-    time_minutes: int | None = 2880
-    size_mb: int | None = 20480
+    time_minutes: int | None = RETENTION_MINUTES
+    size_mb: int | None = RETENTION_MB
     check_interval_minutes: float = 5
 
     def __post_init__(self) -> None:
@@ -45,43 +45,19 @@ class Retention:
 
     @property
     def check_interval_s(self) -> float:
-        """How often it is looked what may go."""
+        """The interval between checks."""
         return self.check_interval_minutes * 60
 
     @property
     def size_bytes(self) -> int | None:
-        """The size in bytes."""
+        """The retained size in bytes."""
         return None if self.size_mb is None else self.size_mb * MIB
 
 
-def first_check_s(topic: str, interval_s: float) -> float:
-    """Return after how long a topic is checked first: within an interval, and not all topics at the same moment."""
-    return interval_s * crc32(topic.encode()) / (1 << 32)
-
-
-async def check_periodically(
-    topic: str, interval_s: float, check: Callable[[], Awaitable[object]], report: Callable[[IsterError | None], None]
-) -> None:
-    """Run `check` once per interval until cancelled; whatever it raises is reported, and it runs again."""
-    await asyncio.sleep(first_check_s(topic, interval_s))
-    while True:
-        try:
-            await check()
-        except IsterError as error:
-            report(error)
-        except Exception as error:
-            # A defect of ours: without this, the task would end and nobody would know.
-            log.exception("task_failed", topic=topic, task=getattr(check, "__qualname__", ""))
-            report(BusyError(f"unexpected {type(error).__name__}: {error}"))
-        else:
-            report(None)
-        await asyncio.sleep(interval_s)
-
-
 class Deleter:
-    """One topic's deleter; `run` as a task, or `tick` by hand.
+    """One topic's deleter: `run` as a task, or call `tick`.
 
-    `held` is how far the tier is behind which the log is pruned; without it, that is how far the uploader is.
+    `held` returns the end of the tier behind which the log is pruned; without it, that is the uploader's.
     """
 
     def __init__(
@@ -95,7 +71,7 @@ class Deleter:
         *,
         held: Callable[[], int] | None = None,
     ) -> None:
-        assert uploader is not None or held is not None, "a log is pruned behind something"
+        assert uploader is not None or held is not None, "a log is pruned behind another tier"
         self._log = prunable
         self._store = store
         self._catalog = catalog
@@ -105,23 +81,23 @@ class Deleter:
         self._clock = clock
         self._sweep_from = self._sweep_next = 0
         self._growth = GrowthWatch(str(catalog.topic), retention)
-        self.problem: IsterError | None = None
+        self._periodic = Periodic(str(catalog.topic), self._check, "prune_failed")
+
+    @property
+    def problem(self) -> IsterError | None:
+        """Why the last check failed, None if it succeeded."""
+        return self._periodic.problem
 
     async def run(self) -> None:
-        """Check again and again until cancelled."""
-        await check_periodically(str(self._catalog.topic), self._retention.check_interval_s, self._check, self._report)
+        """Check once per interval until cancelled."""
+        await self._periodic.run(self._retention.check_interval_s)
 
     async def _check(self) -> None:
         await self.tick()
         await self.sweep()
 
-    def _report(self, error: IsterError | None) -> None:
-        self.problem = error
-        if error is not None:
-            log.warning("prune_failed", topic=str(self._catalog.topic), cause=str(error))
-
     async def tick(self) -> int:
-        """Prune what may go; returns the oldest offset that is left in the log."""
+        """Prune what the retention allows; return the log's oldest offset."""
         segments = await self._log.dated_segments()
         wanted = overdue_below(
             segments,
@@ -131,7 +107,7 @@ class Deleter:
             now_us=self._clock.wall_us(),
         )
         held = self._reached()
-        self._growth.look(
+        self._growth.check(
             self._log.active_bytes + sum(segment.size for segment in segments if segment.stop > held),
             "these bytes are not uploaded yet, so they cannot be pruned: see what keeps the uploader from it"
             if self._uploader is not None
@@ -144,33 +120,33 @@ class Deleter:
         return await self._log.prune(below)
 
     async def sweep(self) -> int:
-        """Delete orphans; at first among all objects, then among those that are new."""
+        """Delete orphans: first among all objects, then among new ones."""
         if self._uploader is None:
-            return 0  # without one there is no new orphan
+            return 0  # no uploads, no new orphans
         upto = self._uploader.uploaded.value
         if self._sweep_from == self._sweep_next == upto:
             return 0  # nothing is new
         swept = await sweep_orphans(self._store, self._catalog, upto, after=self._sweep_from)
-        # One round behind: a put whose answer was lost may land late.
+        # One round behind: a put with a lost response may land late.
         self._sweep_from, self._sweep_next = self._sweep_next, upto
         return swept
 
     def _reached(self) -> int:
         if self._held is not None:
             return self._held()
-        assert self._uploader is not None, "a log is pruned behind something"
+        assert self._uploader is not None, "a log is pruned behind another tier"
         return self._uploader.uploaded.value
 
 
 class GrowthWatch:
-    """Warns as a log grows that cannot be pruned."""
+    """Warns while a log grows that cannot be pruned."""
 
     def __init__(self, topic: str, retention: Retention) -> None:
         self._topic = topic
         self._limit = retention.size_bytes or 1024 * MIB
 
-    def look(self, size: int, hint: str) -> None:
-        """Warn when the size has passed the limit, and again each time it has doubled."""
+    def check(self, size: int, hint: str) -> None:
+        """Warn if the size exceeds the limit, and again each time it has doubled."""
         if size > self._limit:
             log.warning("log_grows", topic=self._topic, bytes=size, hint=hint)
             self._limit = size * 2

@@ -1,4 +1,4 @@
-"""Prove that offsets are in objects: described without a hole, each object there with the size that was described."""
+"""Proof that offsets are in objects: descriptors without a hole, each object present with its described size."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ister.core.errors import CorruptObjectError, MissingObjectError, MissingSpanError
-from ister.core.segment import generation_prefix, parse_key
+from ister.core.frames.segment import generation_prefix, parse_key
 
 if TYPE_CHECKING:
-    from ister.cloud.catalog import ObjectCatalog
-    from ister.core.segment import Descriptor, ObjectName
+    from ister.cloud.descriptors import ObjectCatalog
+    from ister.core.frames.segment import Descriptor, ObjectName
     from ister.ports.objects import CloudStore, ObjectInfo
 
 log = structlog.get_logger()
 
 
 async def prove(store: CloudStore, catalog: ObjectCatalog, start: int, stop: int) -> None:
-    """Return if every offset of [start, stop) is in a described object that is there; else say what is not."""
+    """Return if every offset of [start, stop) is in a described object that exists; else raise the first fault."""
     if start >= stop:
         return
     first = await catalog.find(start)
@@ -29,17 +29,17 @@ async def prove(store: CloudStore, catalog: ObjectCatalog, start: int, stop: int
     async with aclosing(store.list(prefix, after=after)) as listing, aclosing(catalog.span(start, stop)) as described:
         async for descriptor in described:
             key = catalog.object_key(descriptor)
-            # Both are in order of their offsets, so one listing serves all.
+            # Both are ordered by offset, so one listing is enough.
             while info is None or info.key < key:
                 info = await anext(listing, None)
                 if info is None:
                     break
             if info is None or info.key != key or _fault(key, info, descriptor) is not None:
-                await look_at(store, key, descriptor)  # a listing may be wrong; the object itself decides
+                await check_object(store, key, descriptor)  # a listing may be wrong; the object itself decides
 
 
-async def look_at(store: CloudStore, key: str, descriptor: Descriptor) -> None:
-    """Return if an object is there as it was described; MissingObjectError or CorruptObjectError when it is not."""
+async def check_object(store: CloudStore, key: str, descriptor: Descriptor) -> None:
+    """Raise MissingObjectError or CorruptObjectError unless an object exists as described."""
     info = await store.stat(key)
     if info is None:
         raise MissingObjectError(key, store.name)
@@ -48,7 +48,7 @@ async def look_at(store: CloudStore, key: str, descriptor: Descriptor) -> None:
 
 
 def _fault(key: str, info: ObjectInfo, descriptor: Descriptor) -> CorruptObjectError | None:
-    """Return what is wrong with an object that is not as it was described."""
+    """Return the difference between an object and its descriptor, None if there is none."""
     if info.size != descriptor.size:
         return CorruptObjectError(key, -1, -1, f"it has {info.size} bytes, {descriptor.size} were put")
     if descriptor.etag and info.etag and info.etag != descriptor.etag:
@@ -57,10 +57,9 @@ def _fault(key: str, info: ObjectInfo, descriptor: Descriptor) -> CorruptObjectE
 
 
 async def sweep_orphans(store: CloudStore, catalog: ObjectCatalog, upto: int, *, after: int = 0) -> int:
-    """Delete objects that nothing describes and whose every offset is in others; returns how many.
+    """Delete objects without a descriptor whose every offset is in others; return how many.
 
-    Only the topic's owner may. An object that is described nowhere and holds an offset that no other holds is left: it
-    may be all that is left of it.
+    Only for the topic's owner. An object without a descriptor that holds an offset alone stays: it may be the last copy.
     """
     swept = 0
     for name, key in await _undescribed(store, catalog, upto, after):
@@ -78,7 +77,7 @@ async def sweep_orphans(store: CloudStore, catalog: ObjectCatalog, upto: int, *,
 async def _undescribed(
     store: CloudStore, catalog: ObjectCatalog, upto: int, after: int
 ) -> list[tuple[ObjectName, str]]:
-    """Return the objects below `upto` that nothing describes; a listing and the descriptions are in the same order."""
+    """Return the objects below `upto` without a descriptor; the listing and the descriptors have the same order."""
     prefix = generation_prefix(catalog.topic, catalog.generation)
     found: list[tuple[ObjectName, str]] = []
     async with (

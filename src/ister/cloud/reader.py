@@ -1,7 +1,7 @@
-"""Read messages from objects: seek by the index, range by range, a little ahead, every frame checked.
+"""Object reader: seeks by the index, prefetches ranges, checks every frame.
 
-Never a whole object for one message: the first range after a seek is small, the next are larger. What is held at a time
-is bounded: a few ranges, and the descriptions of a few objects.
+A single message does not cost a whole object: the first range after a seek is small, the next are larger. Memory is bounded
+by a few ranges, and the descriptors of a few objects.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ister.core import kernels
-from ister.core.columns import REASONS, messages_of, scan_run
+from ister.aio.background import prefetch
 from ister.core.errors import CorruptObjectError, LogClosedError, MissingObjectError
-from ister.ports.ahead import ahead
+from ister.core.frames import kernels
+from ister.core.frames.columns import REASONS, messages_of, scan_run
+from ister.core.reader import Batches
 from ister.ports.objects.checked import read_checked
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator
 
-    from ister.cloud.catalog import ObjectCatalog
-    from ister.core.columns import Scan
+    from ister.cloud.descriptors import ObjectCatalog
+    from ister.core.frames.columns import Scan
+    from ister.core.frames.segment import Descriptor
     from ister.core.message import StreamMessage
-    from ister.core.segment import Descriptor
     from ister.ports.objects import CloudStore
 
 SEEK_BYTES = 256 * 1024
 RANGE_BYTES = 1024 * 1024
-AHEAD = 2
-"""How many ranges are checked and wait to be used; one more is being checked, and one more is being read."""
+PREFETCH = 2
+"""The number of checked ranges in the queue; one more is being checked, and one more is being read."""
 
 
 class CloudReader:
@@ -41,40 +42,28 @@ class CloudReader:
         self.objects_read = self.bytes_read = 0
 
     def open(self, start: int, stop: int) -> ObjectStream:
-        """Read the messages [start, stop), in order, each once; MissingSpanError when objects do not hold them all."""
+        """Return a stream of [start, stop), each message once; it raises MissingSpanError if objects do not hold them all."""
         return ObjectStream(self, start, stop)
 
 
-class ObjectStream:
+class ObjectStream(Batches):
     """An ordered stream of messages from objects; close it when you stop early."""
 
     def __init__(self, reader: CloudReader, start: int, stop: int) -> None:
+        super().__init__()
         self._reader = reader
         self._topic = str(reader.catalog.topic)
         self._next = start
         self._stop = stop
-        self._ready: Iterator[StreamMessage] = iter(())
-        self._queue: asyncio.Queue[tuple[bytes, Scan, str] | BaseException] = asyncio.Queue(AHEAD)
+        self._queue: asyncio.Queue[tuple[bytes, Scan, str] | BaseException] = asyncio.Queue(PREFETCH)
         self._pump: asyncio.Task[None] | None = None
 
     @property
     def next_offset(self) -> int:
-        """The offset that will be read from objects next."""
+        """The offset of the next read."""
         return self._next
 
-    def __aiter__(self) -> ObjectStream:
-        return self
-
-    async def __anext__(self) -> StreamMessage:
-        for message in self._ready:
-            return message
-        self._ready = iter(await self.read())
-        for message in self._ready:
-            return message
-        raise StopAsyncIteration
-
-    async def read(self) -> list[StreamMessage]:
-        """Return the next messages, about a MiB at most; none at the end."""
+    async def _read(self) -> list[StreamMessage]:
         run = await self._take()
         if run is None:
             return []
@@ -82,34 +71,34 @@ class ObjectStream:
         return messages_of(data, scan, self._topic, key)
 
     async def read_frames(self) -> tuple[bytes, Scan] | None:
-        """Return the next frames as they are stored, checked, with what was found in them; None at the end."""
+        """Return the next frames as they are stored, checked, with their scan; None at the end."""
         run = await self._take()
         return None if run is None else run[:2]
 
     async def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop prefetching."""
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.wait({self._pump})
             while not self._queue.empty():
                 self._queue.get_nowait()
-            self._queue.put_nowait(LogClosedError(self._topic))  # for whoever reads on, or is just waiting
+            self._queue.put_nowait(LogClosedError(self._topic))  # for later and pending reads
 
     async def _take(self) -> tuple[bytes, Scan, str] | None:
         if self._next >= self._stop:
             return None
         if self._pump is None:
-            self._pump = asyncio.create_task(self._read_ahead())
+            self._pump = asyncio.create_task(self._prefetch_all())
         item = await self._queue.get()
         if isinstance(item, BaseException):
-            self._queue.put_nowait(item)  # whoever asks again is told again
+            self._queue.put_nowait(item)  # a later read raises it again
             raise item
         self._next = item[1].next_offset
         return item
 
-    # --- reading ahead ------------------------------------------------------------------------------------------------
+    # --- prefetching --------------------------------------------------------------------------------------------------
 
-    async def _read_ahead(self) -> None:
+    async def _prefetch_all(self) -> None:
         try:
             start = self._next
             async with aclosing(self._reader.catalog.span(start, self._stop)) as described:
@@ -117,11 +106,11 @@ class ObjectStream:
                     async with aclosing(self._read_object(descriptor, max(start, descriptor.start))) as runs:
                         async for run in runs:
                             await self._queue.put(run)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it belongs to whoever reads
+        except Exception as error:  # noqa: BLE001  # the reader gets it
             await self._queue.put(error)
 
     async def _read_object(self, descriptor: Descriptor, wanted: int) -> AsyncGenerator[tuple[bytes, Scan, str]]:
-        """Give the checked runs of one object from the message `wanted` on."""
+        """Yield the checked frames of one object from the message `wanted` on."""
         key = self._reader.catalog.object_key(descriptor)
         self._reader.objects_read += 1
         stop = min(self._stop, descriptor.stop)
@@ -152,7 +141,7 @@ class ObjectStream:
                 if scan.rows:
                     yield data, scan, key
                 if fetch is None and not is_last:
-                    # Only now: whoever wants one message does not wait for a MiB that comes behind it.
+                    # Only now: a read of one message does not wait for the MiB behind it.
                     fetch = self._fetch(key, descriptor, ends, following)
                 seeking = False
                 held = data[scan.end :]
@@ -163,11 +152,11 @@ class ObjectStream:
                 fetch.cancel()
 
     def _fetch(self, key: str, descriptor: Descriptor, start: int, stop: int) -> asyncio.Future[bytes]:
-        return ahead(asyncio.ensure_future(self._reader.store.read(key, start, stop, etag=descriptor.etag)))
+        return prefetch(asyncio.ensure_future(self._reader.store.read(key, start, stop, etag=descriptor.etag)))
 
 
 def _scan(key: str, at: int, offset: int, limit: int, wanted: int, is_last: bool, data: bytes) -> tuple[bytes, Scan]:  # noqa: FBT001  # always by partial
-    """Check the frames of an object from byte `at` on; returns them with what was found."""
+    """Check the frames of an object from byte `at` on; return them with their scan."""
     scan = scan_run(data, first_offset=offset, limit=limit, wanted=wanted)
     if scan.code not in {kernels.OK, kernels.NEED_MORE} or (is_last and scan.next_offset < limit):
         raise CorruptObjectError(key, at + scan.end, scan.next_offset, REASONS.get(scan.code, "it ends too early"))

@@ -1,7 +1,7 @@
-"""Carry a topic's log to objects: whole, checked frames that are synced, in order, each byte once.
+"""Upload of a topic's log to objects: whole, checked, synced frames, in order, each byte once.
 
-Object, then description, then checkpoint; a message counts as uploaded once its object is described. Whatever step a
-crash falls between, the next start finds the object and adopts it, because it holds the same messages (docs/adr/0007).
+Object, then descriptor, then checkpoint; a message counts as uploaded once its object is described. After a crash between
+two steps, the next start adopts the object, because it holds the same messages (docs/adr/0007).
 """
 
 from __future__ import annotations
@@ -15,61 +15,59 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from ister.aio.background import in_background
+from ister.aio.watermark import Watermark
 from ister.cloud.adopt import adopt, same_messages
-from ister.core import kernels
-from ister.core.columns import REASONS
 from ister.core.errors import (
+    Behind,
     BusyError,
     CorruptError,
-    CorruptLogError,
     CorruptObjectError,
     FencedError,
     ForeignObjectError,
     InvalidConfigError,
     IsterError,
-    LevelNotReachedError,
     MissingObjectError,
     MissingSpanError,
+    NotYetInTierError,
     ObjectExistsError,
     UnknownOutcomeError,
 )
-from ister.core.retry import backoff_s
-from ister.core.segment import (
+from ister.core.frames.scanner import FrameScanner
+from ister.core.frames.segment import (
     OBJECT_BYTES,
     ObjectName,
     Place,
     describe,
     descriptor_of,
-    frame_bytes,
     generation_prefix,
     object_key,
     survey,
 )
-from ister.ports.background import in_background
-from ister.ports.progress import Progress
+from ister.core.retry import backoff_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from ister.cloud.catalog import ObjectCatalog
     from ister.cloud.checkpoint import UploadCheckpoint
+    from ister.cloud.descriptors import ObjectCatalog
     from ister.cloud.log import SyncedLog
-    from ister.core.segment import Descriptor, RawRun, Survey
+    from ister.core.frames.segment import Descriptor, RawRun, Survey
     from ister.ports.objects import CloudStore
 
 log = structlog.get_logger()
 
 HURRY_S = 0.1
-"""The least time between the starts of two cycles when someone waits for level cloud: together they share an object."""
+"""The least time between the starts of two cycles while appends wait for level cloud: they share an object."""
 RETRY_S = 1.0
 RETRY_MAX_S = 60.0
 EQUAL_ANSWERS = 5
-"""How often, with back-off, a store must say that an object of ours is damaged or another's before uploads stop."""
+"""Consecutive equal errors of the store about a damaged or foreign object, with back-off, before uploads stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadOptions:
-    """How often objects are made and how large; the defaults are the specified ones."""
+    """Interval and size of objects, with the specified defaults."""
 
     enabled: bool = True
     interval_s: float = 300.0
@@ -83,28 +81,13 @@ class UploadOptions:
 
     @property
     def object_bytes(self) -> int:
-        """Where an object is cut."""
+        """The largest size of an object, unless one message is larger."""
         cap = OBJECT_BYTES if self.max_object_mb is None else self.max_object_mb * 1024 * 1024
         return min(OBJECT_BYTES, cap)
 
 
-class NotInCloudError(LevelNotReachedError):
-    """A message is in the log and synced, but not yet in an object."""
-
-    level = "cloud"
-
-    def __init__(self, topic: str, offset: int, cause: str) -> None:
-        self.cause = cause
-        super().__init__(
-            topic,
-            offset,
-            f"topic {topic}: messages below offset {offset} are in the log and synced, but not yet in an object "
-            f"({cause}); do not send them again, they are uploaded once that is mended",
-        )
-
-
 class Piece(NamedTuple):
-    """Bytes that become an object, what is known of them, and where the next ones begin in the log."""
+    """The bytes of an object, its descriptor, and where the next ones begin in the log."""
 
     data: memoryview
     name: ObjectName
@@ -115,7 +98,7 @@ class Piece(NamedTuple):
 class Uploader:
     """One topic's uploader; `recover`, then `run` as a task, then `drain`.
 
-    Where objects are not the last tier, a table has what they lack, and uploads do not wait for objects that are missing.
+    If objects are not the last tier, a table has what they lack, and uploads do not wait for missing objects.
     """
 
     def __init__(
@@ -130,10 +113,10 @@ class Uploader:
         is_last_tier: bool = True,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.uploaded = Progress(0)
+        self.uploaded = Watermark(0)
         self.problem: IsterError | None = None
         self.missing: MissingObjectError | None = None
-        """Set while the last described object is missing and the store has no other of this topic: is its disk mounted?"""
+        """Set while the last described object is missing and the store has no other of this topic (a disk not mounted?)."""
         self.stopped = False
         self.objects_put = self.bytes_put = self.failed_cycles = 0
         self.put_seconds = 0.0
@@ -151,35 +134,35 @@ class Uploader:
         self._wake = asyncio.Event()
         self._cycle_lock = asyncio.Lock()
         self._failures = 0
-        self._equal_answers = 0
-        self._last_answer = ""
+        self._equal_errors = 0
+        self._last_error = ""
         self._waiting = 0
         self._taken_bytes = 0
 
     @property
     def topic(self) -> str:
-        """Whose log it carries."""
+        """The topic of the log."""
         return str(self._catalog.topic)
 
     @property
     def lasting_problem(self) -> IsterError | None:
-        """What keeps uploads from going on until a person acts."""
+        """The error that blocks uploads until an operator acts."""
         return self.problem if self.stopped else self.missing
 
-    # --- where to go on -----------------------------------------------------------------------------------------------
+    # --- recovery -----------------------------------------------------------------------------------------------------
 
     async def recover(self, *, log_is_open: bool) -> Descriptor | None:
-        """Find where to go on, adopting objects that were put and not described; returns the last description.
+        """Find the next offset to upload, adopting objects without a descriptor; return the last descriptor.
 
         Before the log is open to producers, objects may be ahead of it; afterwards only what equals the log is adopted.
         """
         return await self.recover_behind(await self._catalog.last(), log_is_open=log_is_open)
 
     async def recover_behind(self, last: Descriptor | None, *, log_is_open: bool) -> Descriptor | None:
-        """Do the same behind the description that is known to be the last."""
+        """Do the same behind the known last descriptor."""
         stop = last.stop if last else 0
         if last is not None and not await self._is_there(last) and self._is_last_tier:
-            if not log_is_open:  # the topic opens, and the first cycle looks again
+            if not log_is_open:  # the topic opens, and the first cycle checks again
                 self.uploaded.reach(stop)
                 return last
             await self._put_last_again(last)
@@ -198,33 +181,33 @@ class Uploader:
         """Return True if the last described object is in the store; a missing one is an alarm."""
         key = self._catalog.object_key(last)
         if last.stop <= self._catalog.begin or await self._store.stat(key) is not None:
-            return True  # there, or it counts no more
+            return True  # it exists, or does not count
         if self.missing is None:
             log.error("object_missing", topic=self.topic, key=key, start=last.start, stop=last.stop)
         self.missing = MissingObjectError(key, self._store.name)
         return False
 
     async def _put_last_again(self, last: Descriptor) -> None:
-        """Put the last described objects again that are missing, as far as the log has them."""
+        """Restore the last described objects that are missing, as far as the log has them."""
         await self._refuse_empty_store(last)
-        gone: list[Descriptor] = []
+        missing: list[Descriptor] = []
         found: Descriptor | None = last
         while found is not None and found.start >= self._log.start_offset and not await self._has(found):
-            gone.append(found)
+            missing.append(found)
             found = await self._catalog.find(found.start - 1) if found.start else None
-        for descriptor in reversed(gone):
+        for descriptor in reversed(missing):
             await self._put_again(descriptor)
 
     async def restore(self, start: int, stop: int) -> bool:
-        """Put described objects of [start, stop) again that are missing and that the log has; returns whether there was one."""
+        """Restore missing described objects of [start, stop) that the log has; return True if there was one."""
         async with self._cycle_lock:
             async with aclosing(self._catalog.span(start, stop)) as described:
                 in_log = [each async for each in described if each.start >= self._log.start_offset]
-            gone = [descriptor for descriptor in in_log if not await self._has(descriptor)]
-            for descriptor in gone:
+            missing = [descriptor for descriptor in in_log if not await self._has(descriptor)]
+            for descriptor in missing:
                 await self._refuse_empty_store(descriptor)
                 await self._put_again(descriptor)
-        return bool(gone)
+        return bool(missing)
 
     async def _has(self, descriptor: Descriptor) -> bool:
         return await self._store.stat(self._catalog.object_key(descriptor)) is not None
@@ -236,7 +219,7 @@ class Uploader:
                 raise MissingObjectError(self._catalog.object_key(missing), self._store.name)
 
     async def _put_again(self, missing: Descriptor) -> None:
-        """Put a described object that is missing again, from the log."""
+        """Restore a missing described object from the log."""
         name = ObjectName(self._catalog.generation, missing.start, missing.stop)
         key = object_key(self._catalog.topic, *name)
         data: memoryview | bytes = b""
@@ -245,7 +228,7 @@ class Uploader:
             piece = await self._prepare(at, None, name.stop)
             data = b"".join((data, piece.data)) if data else piece.data
             at = piece.name.stop
-        # The markers in the log may be others by now. Described first: a crash in between leaves it missing, as it was.
+        # The log may have other markers by now. Descriptor first: a crash in between leaves the object missing, as before.
         described = await in_background(partial(describe, data, key, name, epoch=self._epoch, etag=""))
         await self._catalog.replace(missing, described)
         try:
@@ -258,7 +241,7 @@ class Uploader:
         log.warning("object_restored", topic=self.topic, key=key, start=name.start, stop=name.stop)
 
     async def _first_offset(self) -> int:
-        """Return where the first object begins: at 0, or where the log does if there never was an object."""
+        """Return the start of the first object: 0, or the log's start if there never was an object."""
         start = self._log.start_offset
         async with aclosing(self._store.list(generation_prefix(self._catalog.topic, self._catalog.generation))) as keys:
             if start == 0 or await anext(keys, None) is not None:
@@ -268,13 +251,13 @@ class Uploader:
         return start
 
     def carry_on(self, synced_log: SyncedLog) -> None:
-        """Go on with the log that was opened anew where objects end."""
+        """Continue with the log that was reopened where objects end."""
         self._log = synced_log
 
     # --- running ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Upload cycle by cycle until cancelled, or until something is wrong that only a person can mend."""
+        """Run upload cycles until cancelled, or until an error that needs an operator."""
         loop = asyncio.get_running_loop()
         while not self.stopped:
             began = loop.time()
@@ -282,15 +265,15 @@ class Uploader:
             await self._pause(began)
 
     async def drain(self) -> None:
-        """Upload everything that is synced now; raises what is in the way."""
+        """Upload everything that is synced now; raise the error that prevents it."""
         await self._cycle()
 
     async def wait_uploaded(self, offset: int, timeout_s: float) -> None:
-        """Return once every message below `offset` is in a described object; NotInCloudError when that takes too long."""
+        """Return once every message below `offset` is in a described object; NotYetInTierError on a timeout."""
         if self.uploaded.value >= offset:
             return
         if self.lasting_problem is not None:
-            raise NotInCloudError(self.topic, offset, str(self.lasting_problem))
+            raise self._not_uploaded(offset, str(self.lasting_problem))
         self.hurry()
         self._waiting += 1
         try:
@@ -298,20 +281,23 @@ class Uploader:
                 await self.uploaded.wait(offset)
         except TimeoutError:
             cause = str(self.problem) if self.problem else f"it took longer than {timeout_s:g} s"
-            raise NotInCloudError(self.topic, offset, cause) from None
+            raise self._not_uploaded(offset, cause) from None
         finally:
             self._waiting -= 1
         if self.uploaded.value < offset:
-            raise NotInCloudError(self.topic, offset, str(self.problem or "uploading has ended"))
+            raise self._not_uploaded(offset, str(self.problem or "uploading has ended"))
+
+    def _not_uploaded(self, offset: int, cause: str) -> NotYetInTierError:
+        return NotYetInTierError("cloud", [Behind(self.topic, self.uploaded.value, offset)], cause)
 
     def hurry(self) -> None:
         """Start the next cycle soon."""
         self._wake.set()
 
     async def settle(self, timeout_s: float) -> bool:
-        """Begin nothing more, and let what is being put come to its end: cancelling would not stop it.
+        """Start no more puts, and wait for the running one, which cancellation would not stop.
 
-        Returns False if it did not end in time.
+        Return False on a timeout.
         """
         self._settling = True
         try:
@@ -322,7 +308,7 @@ class Uploader:
         return False
 
     def end(self) -> None:
-        """Tell whoever waits that nothing more is uploaded."""
+        """Fail the waiters: nothing more is uploaded."""
         self.uploaded.end()
 
     async def _attempt(self) -> None:
@@ -336,37 +322,37 @@ class Uploader:
             self.problem, self.stopped = error, True
             self.failed_cycles += 1
             self.uploaded.end()
-            log.error("upload_stopped", topic=self.topic, offset=self.uploaded.value, cause=str(error))  # noqa: TRY400  # an alarm for people: the sentence says it all
+            log.error("upload_stopped", topic=self.topic, offset=self.uploaded.value, cause=str(error))  # noqa: TRY400  # for operators: the sentence is enough
         except IsterError as error:
             self._failed(error)
         except Exception as error:
-            # A defect of ours: without this, the task would end and nobody would know.
+            # A defect of ours: without this, the task would end unnoticed.
             self._failed(BusyError(f"unexpected {type(error).__name__}: {error}"))
             log.exception("task_failed", topic=self.topic, task="uploader")
         else:
-            self._failures = self._equal_answers = 0
-            self._last_answer = ""
+            self._failures = self._equal_errors = 0
+            self._last_error = ""
             self.problem = None
 
     def _failed(self, error: IsterError) -> None:
-        """Note a cycle that is tried again."""
+        """Record a failed cycle that is retried."""
         self._failures += 1
         self.failed_cycles += 1
         self.problem = error
         log.warning("upload_failed", topic=self.topic, tries=self._failures, cause=str(error))
 
     def _may_pass(self, error: IsterError) -> bool:
-        """Return True for an error of an object that the store has not repeated often enough: one answer proves nothing."""
+        """Return True for an object error that the store has not repeated often enough: one response proves nothing."""
         if not isinstance(error, CorruptObjectError | ForeignObjectError):
             return False
-        self._equal_answers = self._equal_answers + 1 if str(error) == self._last_answer else 1
-        self._last_answer = str(error)
-        return self._equal_answers < EQUAL_ANSWERS
+        self._equal_errors = self._equal_errors + 1 if str(error) == self._last_error else 1
+        self._last_error = str(error)
+        return self._equal_errors < EQUAL_ANSWERS
 
     async def _pause(self, began: float) -> None:
-        """Wait until the next cycle is due: time, bytes, someone who waits, or another try.
+        """Wait until the next cycle is due: by time, by bytes, by a waiting append, or as a retry.
 
-        While there is nothing to carry, no time passes: an idle topic costs nothing.
+        Without new messages there is no timer: an idle topic costs nothing.
         """
         if self.stopped:
             return
@@ -375,14 +361,14 @@ class Uploader:
             retry_s = backoff_s(self._failures, RETRY_MAX_S, RETRY_S) * (0.5 + self._jitter() / 2)
             until = loop.time() + min(retry_s, self._options.interval_s)
             # Answers that follow each other at once would not be independent.
-            await self._back_off(until, until if self._equal_answers else began + RETRY_S)
+            await self._back_off(until, until if self._equal_errors else began + RETRY_S)
             return
         if self._waiting and self.uploaded.value < self._log.next_offset:
             self._wake.set()
         if self.uploaded.value >= self._log.next_offset:
             await self._wait_for(self._log.wait_beyond(self.uploaded.value))
         enough = self._taken_bytes + self._options.object_bytes
-        await self._wait_for(self._log.append_progress.wait(enough), self._options.interval_s)
+        await self._wait_for(self._log.append_watermark.wait(enough), self._options.interval_s)
         if self._wake.is_set():
             await asyncio.sleep(max(0.0, began + HURRY_S - loop.time()))
 
@@ -396,7 +382,7 @@ class Uploader:
                 wait.cancel()
 
     async def _back_off(self, until: float, until_wanted: float) -> None:
-        """Wait until the next try is due, which is earlier when someone waits for it."""
+        """Wait until the retry is due, which is earlier while an append waits for it."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             with suppress(TimeoutError):
@@ -415,19 +401,19 @@ class Uploader:
             if self._log.start_offset > self.uploaded.value:
                 raise MissingSpanError(self.uploaded.value, self._log.start_offset)
             synced = self._log.synced_offset
-            self._taken_bytes = self._log.append_progress.value
+            self._taken_bytes = self._log.append_watermark.value
             if self._log.next_offset > synced:
-                with suppress(BusyError, UnknownOutcomeError):  # what was synced before is carried all the same
+                with suppress(BusyError, UnknownOutcomeError):  # earlier syncs still count
                     await self._log.sync()
                 synced = self._log.synced_offset
             try:
                 await self._upload_to(synced)
             except BaseException:
-                self._recovered = False  # an object or a description may be there whose answer was lost: look first
+                self._recovered = False  # an object or a descriptor with a lost response may exist: recover first
                 raise
 
     async def _upload_to(self, synced: int) -> None:
-        """Upload piece by piece; while one is put, the next is read and checked."""
+        """Upload object by object; while one is put, the next is read and checked."""
         ahead: asyncio.Task[Piece] | None = None
         if self._place is None and self.uploaded.value < synced:
             saved = await self._checkpoint.load()
@@ -442,7 +428,7 @@ class Uploader:
         finally:
             if ahead is not None:
                 ahead.cancel()
-                await asyncio.gather(ahead, return_exceptions=True)  # what went wrong there shows when it is due
+                await asyncio.gather(ahead, return_exceptions=True)  # the next cycle meets its error again
 
     async def _upload(self, piece: Piece) -> None:
         name, descriptor = piece.name, piece.descriptor
@@ -452,7 +438,7 @@ class Uploader:
             info = await self._store.put_if_absent(key, piece.data)
             descriptor = replace(descriptor, etag=info.etag)
         except ObjectExistsError:
-            # An attempt of ours whose answer was lost, or another's: the bytes decide.
+            # An attempt of ours with a lost response, or another owner's object: compare the bytes.
             there = await same_messages(self._store, key, name, piece.data, self._epoch)
             if there is None:
                 raise ForeignObjectError(key, "its messages are others than those in the log") from None
@@ -475,19 +461,16 @@ class Uploader:
         return Piece(data, name, descriptor, Place(run.place.seq, run.place.byte + found.end))
 
     async def _next_run(self, start: int, hint: Place | None, synced: int) -> tuple[RawRun, Survey]:
-        """Read and check the next object's worth of frames; a hint that misleads is dropped, damage is told."""
+        """Read and check the next object's worth of frames; drop a wrong hint, raise CorruptLogError on damage."""
         size = self._options.object_bytes
         while True:
             run = await self._log.read_raw(start, hint, size)
-            limit = min(synced, run.limit)
-            found = await in_background(partial(survey, run.data, start, limit=limit))
-            whole = found.code == kernels.OK or (found.code == kernels.NEED_MORE and len(run.data) == size)
+            found = await in_background(partial(survey, run.data, start, limit=min(synced, run.limit)))
             if found.next_offset > start:
                 return run, found
             if hint is not None:
-                hint = None  # a checkpoint is a cache
-            elif found.code == kernels.NEED_MORE and whole:
-                size = found.end + frame_bytes(memoryview(run.data), found.end)
+                hint = None  # a checkpoint is only a cache
             else:
-                reason = REASONS.get(found.code, "the file ends too early")
-                raise CorruptLogError(run.file, run.place.byte + found.end, start, reason)
+                scanner = FrameScanner(run.file, start, run.place.byte, size)
+                scanner.advance(run.data, found)
+                size = scanner.need

@@ -1,21 +1,26 @@
 """The configuration: typed models of the YAML file, and the only reader of the environment."""
 
 from ister.config.advice import advice
+from ister.config.broker_models import AdvertisedListeners, Auth, BrokerSection, DispatchSection
 from ister.config.load import DEFAULT, FROM_DATA_DIR, Loaded, Origin, load, loads
-from ister.config.metadata_keys import EtcdMetadata, MemoryMetadata, Metadata, SqliteMetadata
+from ister.config.metadata_models import (
+    EtcdMetadataSettings,
+    MemoryMetadataSettings,
+    MetadataSection,
+    SqliteMetadataSettings,
+)
 from ister.config.models import (
     Cloud,
     Config,
     FileSync,
-    Retention,
+    RetentionSection,
     Rotation,
-    Uploader,
-    Wal,
+    UploaderSection,
     WalCloud,
+    WalSection,
 )
 from ister.config.policies import CompletePolicies, Policies, merge
 from ister.config.problems import ConfigError, Problem
-from ister.config.serving import AdvertisedListeners, Auth, Broker, Dispatch
 from ister.config.values import Value, values
 
 __all__ = [
@@ -23,27 +28,27 @@ __all__ = [
     "FROM_DATA_DIR",
     "AdvertisedListeners",
     "Auth",
-    "Broker",
+    "BrokerSection",
     "Cloud",
     "CompletePolicies",
     "Config",
     "ConfigError",
-    "Dispatch",
-    "EtcdMetadata",
+    "DispatchSection",
+    "EtcdMetadataSettings",
     "FileSync",
     "Loaded",
-    "MemoryMetadata",
-    "Metadata",
+    "MemoryMetadataSettings",
+    "MetadataSection",
     "Origin",
     "Policies",
     "Problem",
-    "Retention",
+    "RetentionSection",
     "Rotation",
-    "SqliteMetadata",
-    "Uploader",
+    "SqliteMetadataSettings",
+    "UploaderSection",
     "Value",
-    "Wal",
     "WalCloud",
+    "WalSection",
     "advice",
     "load",
     "loads",

@@ -1,4 +1,4 @@
-"""What a valid configuration will make its owner regret; warnings, in the order of the file."""
+"""Warnings about a valid configuration, in file order."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ister.config.forms import EVERYWHERE
 from ister.config.load import FROM_DATA_DIR
 from ister.config.problems import Problem
+from ister.config.validators import EVERYWHERE
 from ister.config.values import values
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ister.config.load import Loaded
 
 UPLOADS_BEFORE_DELETION_MIN = 4
-"""Local files should outlive this many upload cycles, so that a store may be down for a while."""
+"""Local files should outlive this many upload cycles, to tolerate an outage of the store."""
 
 
 def advice(loaded: Loaded) -> list[Problem]:
@@ -28,7 +28,7 @@ def advice(loaded: Loaded) -> list[Problem]:
             *_listening(loaded),
             *_levels(loaded),
             *_retention(loaded),
-            *_forgetful(loaded),
+            *_volatile(loaded),
             *_plaintext(loaded),
             *_literal_secrets(loaded),
             *_no_effect(loaded),
@@ -74,7 +74,7 @@ def _retention(loaded: Loaded) -> Iterator[tuple[str, str]]:
         )
 
 
-def _forgetful(loaded: Loaded) -> Iterator[tuple[str, str]]:
+def _volatile(loaded: Loaded) -> Iterator[tuple[str, str]]:
     cloud, metadata = loaded.config.wal_cloud.cloud, loaded.config.wal_cloud.metadata
     if cloud.backend == "memory":
         if loaded.config.wal_cloud.uploader.enabled:

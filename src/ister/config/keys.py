@@ -1,4 +1,4 @@
-"""What one key of the file is to everyone: its type, default, bounds, and what the docs say of it."""
+"""Building blocks of the models: key types, `setting` with its documentation, and the base class of sections."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,24 +17,24 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from ister.config import forms
+from ister.config import validators
 
 DATA_DIR = Path("danube-data")
-"""Where everything lives when nothing else is said."""
+"""The default data directory."""
 
 TEXT_MAX = 64 * 1024
-"""The longest value, in characters, after variables are filled in."""
+"""The longest value, in characters, after substitution of variables."""
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Secret = Annotated[SecretStr, Field(min_length=1, max_length=TEXT_MAX)]
-FilePath = Annotated[Path, BeforeValidator(forms.path_text)]
-Address = Annotated[Text, AfterValidator(forms.endpoint)]
+FilePath = Annotated[Path, BeforeValidator(validators.path_text)]
+Address = Annotated[Text, AfterValidator(validators.endpoint)]
 OPTION_NAME = r"[A-Za-z][A-Za-z0-9_.-]{0,63}"
 OptionName = Annotated[str, StringConstraints(pattern=rf"^{OPTION_NAME}$")]
 
 
 class Clash(NamedTuple):
-    """Two keys that contradict each other, or one that needs the other; with dots where they are deeper."""
+    """Two keys that contradict each other, or one that requires the other; dotted paths."""
 
     key: str
     other: str
@@ -42,7 +42,7 @@ class Clash(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What the docs say of a key beside its type and bounds."""
+    """The documentation of a key beside its type and bounds."""
 
     allowed: str
     example: str
@@ -52,28 +52,28 @@ class Note(NamedTuple):
 def setting(
     what: str, *, default: object, allowed: str = "", example: str = "", backends: tuple[str, ...] = (), **bounds: Any
 ) -> Any:
-    """Describe one key; `allowed` only where type and bounds do not say it, `example` where the default is nothing."""
+    """Define one key; `allowed` only where type and bounds do not imply it, `example` where there is no default."""
     extra: Any = {"note": Note(allowed, example, backends)}
     return Field(default, description=what, json_schema_extra=extra, **bounds)
 
 
 def note_of(field: FieldInfo) -> Note:
-    """Return what `setting` noted."""
+    """Return the note of a key that `setting` defined."""
     extra: Any = field.json_schema_extra
     note: Note = extra["note"]
     return note
 
 
 def refuse(clashes: Iterator[Clash]) -> None:
-    """Refuse a section whose keys contradict each other."""
+    """Raise a validation error with all contradictions, if there are any."""
     found = list(clashes)
     if found:
-        # The loader reports them all from here; a program that builds a section by hand sees the first.
+        # The loader reports all; code that builds a section by hand sees the first.
         raise PydanticCustomError("clash", "{key} {reason}", {**found[0]._asdict(), "clashes": found})
 
 
 class Section(BaseModel):
-    """A part of the file; its values never change, and keys that it does not have are refused."""
+    """A section of the file: immutable, unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
@@ -83,9 +83,9 @@ class Section(BaseModel):
         return self
 
     def _clashes(self) -> Iterator[Clash]:
-        """Give the keys that contradict each other; most sections have none that could."""
+        """Yield the contradictions between keys; most sections have none."""
         return iter(())
 
     def _given(self) -> set[str]:
-        """Return the keys that were set, and not to nothing."""
+        """Return the keys that were set, and not to None."""
         return {name for name in self.model_fields_set if getattr(self, name) is not None}

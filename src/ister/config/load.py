@@ -1,4 +1,4 @@
-"""Read a configuration: file, environment and data directory become one checked Config that knows its origins."""
+"""The loader: file, environment and data directory become one validated Config with the origin of each value."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, NoneType
-from typing import TYPE_CHECKING, get_args, get_origin
+from typing import TYPE_CHECKING, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from ister.config.forms import path_problem, uri_path_problem
-from ister.config.keys import DATA_DIR, OPTION_NAME
+from ister.config.keys import DATA_DIR, OPTION_NAME, TEXT_MAX
 from ister.config.models import BACKEND_OF, SAME_KEYS, Config, store_root
-from ister.config.problems import PROBLEMS_MAX, ConfigError, Problem, nearest
-from ister.config.reasons import reason
-from ister.config.tree import FILE_BYTES_MAX, Entries, Items, Node, Refused, Scalar, read_tree, show_key
-from ister.config.upstream import HINTS
-from ister.config.variables import fill
+from ister.config.problems import PROBLEMS_MAX, ConfigError, Problem, nearest, reason
+from ister.config.validators import UNUSABLE, path_problem, uri_path_problem
+from ister.config.yaml_tree import FILE_BYTES_MAX, Entries, Items, Node, Refused, Scalar, read_tree, show_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,17 +26,34 @@ if TYPE_CHECKING:
 Key = tuple[str, ...]
 Data = dict[str, "Data | list[str] | str | None"]
 
+HINTS = {
+    "broker.host": "write broker_host at the top of the file",
+    "broker.ports": "write broker_port, admin_port and prom_port at the top of the file",
+    "broker.advertised_listeners": "write advertised_listeners at the top of the file",
+    "meta_store": "there is no Raft here; wal_cloud.metadata says where metadata is kept",
+    "meta_store_host": "write wal_cloud.metadata.etcd_endpoint",
+    "meta_store_port": "write wal_cloud.metadata.etcd_endpoint",
+    "load_manager": "there is one broker, so there is nothing to balance; take it out",
+    "auth.tls": "TLS comes in a later release; take it out",
+    "auth.jwt": "tokens come in a later release; take it out",
+    "auth.super_admins": "roles come in a later release; take it out",
+    "policies.max_dispatch_rate": "write max_subscription_dispatch_rate, which holds for each subscription",
+}
+"""Next steps for keys of Danube's own files that are elsewhere here, or not supported; by the path of the key."""
+
+_PIECE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]{0,254})\})?")
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from: a line of the file, perhaps with variables; the data directory; or the default."""
+    """The origin of a value: a line of the file, perhaps with variables; the data directory; or the default."""
 
     kind: str
     line: int = 0
     variables: tuple[str, ...] = ()
 
     def at(self, source: str) -> str:
-        """Return it for people."""
+        """Return the text to display."""
         match self.kind:
             case "file":
                 return f"{source}:{self.line}"
@@ -54,7 +68,7 @@ FROM_DATA_DIR = Origin("--data-dir")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration, the file it was read from (empty: none), and where each value came from that is no default."""
+    """A configuration, its file (empty: none), and the origins of values that are not defaults."""
 
     config: Config
     source: str
@@ -63,18 +77,18 @@ class Loaded:
 
     @property
     def home(self) -> Path:
-        """The data directory: what was told, or the directory that the log's directory lies in."""
+        """The data directory: `--data-dir`, or the parent of the log's directory."""
         return self.data_dir or self.config.wal_cloud.wal.dir.parent
 
     def origin(self, key: str) -> Origin:
-        """Return where the value of a key like `wal_cloud.wal.dir` came from."""
+        """Return the origin of the value of a key like `wal_cloud.wal.dir`."""
         return self.given.get(key, DEFAULT)
 
 
 def load(path: Path | None = None, data_dir: Path | None = None, environ: Mapping[str, str] = os.environ) -> Loaded:
-    """Read and check a configuration; without a file everything is embedded, in the data directory.
+    """Read and validate a configuration; without a file everything is embedded, in the data directory.
 
-    ConfigError has everything that is wrong. OSError when the file cannot be read.
+    ConfigError has every problem. OSError when the file cannot be read.
     """
     if path is None:
         return loads(b"", "the defaults", data_dir, environ, is_file=False)
@@ -91,24 +105,24 @@ def loads(
     *,
     is_file: bool = True,
 ) -> Loaded:
-    """Check the content of a file."""
+    """Validate the content of a file."""
     place = "" if data_dir is None else str(data_dir)
     if data_dir is not None and (problem := path_problem(place) or uri_path_problem(place)):
         raise ConfigError(source, [Problem(0, "--data-dir", problem)])
-    reading = _Reading(environ)
-    data = reading.take(content)
-    reading.copy(data)
-    reading.place(data, data_dir)
-    config = reading.validate(data)
-    if config is None or reading.problems:
-        found = sorted(set(reading.problems), key=lambda problem: (problem.line, problem.key))
+    loader = _Loader(environ)
+    data = loader.take(content)
+    loader.copy(data)
+    loader.place(data, data_dir)
+    config = loader.validate(data)
+    if config is None or loader.problems:
+        found = sorted(set(loader.problems), key=lambda problem: (problem.line, problem.key))
         raise ConfigError(source, found[:PROBLEMS_MAX])
-    given = {".".join(key): origin for key, origin in reading.origins.items()}
+    given = {".".join(key): origin for key, origin in loader.origins.items()}
     return Loaded(config, source if is_file else "", MappingProxyType(given), data_dir)
 
 
-class _Reading:
-    """One pass over a file: collects data for the models, where it came from, and every problem."""
+class _Loader:
+    """One pass over a file: collects the data of the models, its origins and every problem."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.problems: list[Problem] = []
@@ -119,13 +133,13 @@ class _Reading:
         self._written_as: dict[Key, Key] = {}
 
     def take(self, content: bytes) -> Data:
-        """Collect what the file says, as far as it can be understood."""
+        """Collect the file's values, as far as it can be parsed."""
         tree = read_tree(content)
         self.problems += tree.problems
         return self._section(Config, tree.root, ())
 
     def copy(self, data: Data) -> None:
-        """Have what the lake's section says of the log and the store count under `wal_cloud` too, where nothing else is said."""
+        """Copy the keys of `storage.iceberg_config` for log and store to `wal_cloud`, where these are not set."""
         for key, ours in SAME_KEYS.items():
             self._copy(data, _key(key), _key(ours), _text(data, _key(key)))
         store: Key = ("storage", "iceberg_config", "object_store")
@@ -149,7 +163,7 @@ class _Reading:
             self._written_as[ours] = key
 
     def place(self, data: Data, data_dir: Path | None) -> None:
-        """Give a place to what the file gives none: in the data directory, or beside the log."""
+        """Set paths that the file does not set: in the data directory, or beside the log."""
         wal_cloud = _inside(data, "wal_cloud")
         wal, cloud, metadata = (_inside(wal_cloud, name) for name in ("wal", "cloud", "metadata"))
         catalog = _inside(_inside(_inside(data, "storage"), "iceberg_config"), "catalog")
@@ -158,7 +172,7 @@ class _Reading:
         base = data_dir or (Path(given).parent if isinstance(given, str) and path_problem(given) is None else DATA_DIR)
 
         def put(section: Data, key: str, value: str) -> None:
-            value = f"./{value}" if value.startswith("~") else value  # ./~x is a fine directory
+            value = f"./{value}" if value.startswith("~") else value  # ./~x is a valid directory
             name = _key(key)
             if section.get(name[-1]) is None and name not in self._reported:
                 section[name[-1]] = value
@@ -185,18 +199,18 @@ class _Reading:
                 "storage.iceberg_config.catalog.uri",
                 f"sqlite:///{'./' * str(base).startswith('~')}{base / 'catalog.db'}",
             )
-        # A bucket holds the tables too; a REST service has its own opinion.
+        # A bucket holds the tables too; a REST service chooses the location.
         if kind in {"sql", "glue", "memory"} and cloud.get("backend", "fs") not in {"s3", "gcs", "azblob"}:
             put(catalog, "storage.iceberg_config.catalog.warehouse", str(base / "warehouse"))
 
     def validate(self, data: Data) -> Config | None:
-        """Have the models check it; whatever they refuse is taken out, so that one more look finds contradictions."""
+        """Validate the data; refused values are removed, so that a second validation finds contradictions."""
         for _ in range(2):
             try:
                 return Config.model_validate(data)
             except ValidationError as error:
                 details = error.errors(include_url=False, include_input=False)
-            # A list whose items were refused is then found too short: of one key, the first and most exact is told.
+            # A list whose items were refused is then too short: of one key, the most exact problem is reported.
             refused: set[Key] = set()
             for detail in sorted(details, key=lambda detail: detail["type"] == "too_short"):
                 location = tuple(str(part) for part in detail["loc"])
@@ -284,12 +298,12 @@ class _Reading:
         return None if filled.problems else filled.text
 
     def _report_unknown(self, model: type[BaseModel], key: Key, word: str, line: int) -> None:
-        if len(self.problems) >= PROBLEMS_MAX:  # a search for the nearest key takes its time
+        if len(self.problems) >= PROBLEMS_MAX:  # the search for the nearest key is slow
             return
         names = list(model.model_fields)
         meant = nearest(word, names)
-        if (told := HINTS.get(".".join((*key, word)))) is not None:
-            hint = told
+        if (known := HINTS.get(".".join((*key, word)))) is not None:
+            hint = known
         elif meant is not None:
             hint = f"did you mean {meant}?"
             self._reported.add((*key, meant))
@@ -318,11 +332,50 @@ class _Reading:
         return f" (its value is from {', '.join(f'${name}' for name in names)})" if names else ""
 
     def _known(self, location: Key) -> Key:
-        # pydantic's locations also name list items and validators; ours end at the key.
+        # pydantic's locations also have list items and validators; ours end at the key.
         for n in range(len(location), 0, -1):
             if location[:n] in self._lines or location[:n] in self.origins:
                 return location[:n]
         return tuple(show_key(part) for part in location[:4])
+
+
+class Filled(NamedTuple):
+    """A value after substitution, the names of its variables, and its problems."""
+
+    text: str
+    names: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def fill(text: str, environ: Mapping[str, str]) -> Filled:
+    """Substitute `${NAME}` from the environment, not recursively; `$${` stands for `${`."""
+    parts: list[str] = []
+    names: dict[str, None] = {}
+    problems: dict[str, None] = {}
+    size = at = 0
+    for match in _PIECE.finditer(text):
+        name = match[1]
+        piece = "${"
+        if name is not None:
+            names[name] = None
+            if (found := environ.get(name)) is None:
+                problems[f"needs the environment variable {name}, which is not set; set it"] = None
+                found = ""
+            piece = found
+        elif match[0] == "${":
+            problems["has ${ without a name and } behind it; write ${NAME}, or $${ for the characters ${"] = None
+        parts += (text[at : match.start()], piece)
+        at = match.end()
+        size += len(piece)
+        if size > TEXT_MAX:  # a short file could otherwise repeat a long variable and exhaust memory
+            break
+    filled = "".join((*parts, text[at : at + TEXT_MAX + 1]))
+    if len(filled) > TEXT_MAX:
+        problems[f"is longer than {TEXT_MAX:,} characters; shorten it"] = None
+        filled = ""
+    if UNUSABLE.search(filled):
+        problems["holds characters that cannot be used in a value; take them out"] = None
+    return Filled(filled, tuple(names), tuple(problems))
 
 
 def _key(path: str) -> Key:

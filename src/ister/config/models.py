@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints
 
-from ister.config import forms
+from ister.config import validators
+from ister.config.broker_models import AdvertisedListeners, Auth, BrokerSection, DispatchSection, Namespaces, Port
 from ister.config.keys import (
     DATA_DIR,
     Address,
@@ -22,10 +23,10 @@ from ister.config.keys import (
     note_of,
     setting,
 )
-from ister.config.lake_keys import ObjectStore, Storage
-from ister.config.metadata_keys import Metadata
+from ister.config.lake_models import ObjectStore, Storage
+from ister.config.metadata_models import MetadataSection
 from ister.config.policies import CompletePolicies
-from ister.config.serving import AdvertisedListeners, Auth, Broker, Dispatch, Namespaces, Port
+from ister.core.tiers.retention import RETENTION_MB, RETENTION_MINUTES
 
 CREDENTIALS = {
     "access_key",
@@ -37,7 +38,7 @@ CREDENTIALS = {
     "account_key",
 }
 BACKEND_OF = {"s3": "s3", "gcs": "gcs", "azure": "azblob", "fs": "fs", "memory": "memory"}
-"""Our backend for each `object_store.type`."""
+"""The backend of each `object_store.type`."""
 SAME_KEYS = {
     "storage.iceberg_config.wal.base_path": "wal_cloud.wal.dir",
     "storage.iceberg_config.wal.max_file_size": "wal_cloud.wal.rotation.max_bytes",
@@ -47,11 +48,11 @@ SAME_KEYS = {
     "storage.iceberg_config.object_store.access_key": "wal_cloud.cloud.access_key",
     "storage.iceberg_config.object_store.secret_key": "wal_cloud.cloud.secret_key",
 }
-"""Keys of the lake's document that are other names for ours."""
+"""Keys of `storage.iceberg_config` that are synonyms of keys under `wal_cloud`."""
 
 
 class FileSync(Section):
-    """When written bytes are synced to the disk."""
+    """Fsync of written bytes."""
 
     interval_ms: int = setting(
         "Milliseconds between two syncs with `sync_mode: periodic`; also how often the checkpoint is written.",
@@ -63,7 +64,7 @@ class FileSync(Section):
 
 
 class Rotation(Section):
-    """When a log file is closed and the next one begun."""
+    """Rotation of log files."""
 
     max_bytes: int = setting("Size of a log file, in bytes.", default=536_870_912, ge=4096, le=1 << 40)
     max_hours: float | None = setting(
@@ -71,29 +72,31 @@ class Rotation(Section):
     )
 
 
-class Retention(Section):
-    """When local files are deleted; never before the object store has their messages."""
+class RetentionSection(Section):
+    """Deletion of local files, never before the object store has their messages."""
 
-    time_minutes: int = setting("Delete files older than this, in minutes.", default=2880, ge=1, le=52_560_000)
+    time_minutes: int = setting(
+        "Delete files older than this, in minutes.", default=RETENTION_MINUTES, ge=1, le=52_560_000
+    )
     size_mb: int = setting(
-        "Delete the oldest files when a log is larger than this, in MiB.", default=20_480, ge=1, le=1 << 30
+        "Delete the oldest files when a log is larger than this, in MiB.", default=RETENTION_MB, ge=1, le=1 << 30
     )
     check_interval_minutes: int = setting("Minutes between two checks.", default=5, ge=1, le=525_600)
 
 
-class Wal(Section):
+class WalSection(Section):
     """The local write-ahead log."""
 
     dir: FilePath = setting(
         "Directory of all logs; relative to where Ister is started.", default=DATA_DIR / "wal", allowed="a path"
     )
-    file_name: Annotated[str, StringConstraints(max_length=64), AfterValidator(forms.file_name)] = setting(
+    file_name: Annotated[str, StringConstraints(max_length=64), AfterValidator(validators.file_name)] = setting(
         "Log files are named after it: `wal.log` gives `wal-<number>-<first offset>.log`. A log that exists keeps its name.",
         default="wal.log",
         allowed="a plain name with an extension, which is not `tmp` or `aside`",
     )
     cache_capacity: int = setting(
-        "Messages of each topic that are kept in memory for readers.", default=1024, ge=1, le=100_000_000
+        "Messages of each topic that are cached in memory for readers.", default=1024, ge=1, le=100_000_000
     )
     sync_mode: Literal["always", "periodic", "none"] = setting(
         "always: an acknowledgement waits for the disk. periodic: a sync every `interval_ms`. none: at rotation and close.",
@@ -101,15 +104,15 @@ class Wal(Section):
     )
     file_sync: FileSync = FileSync()
     rotation: Rotation = Rotation()
-    retention: Retention = Retention()
+    retention: RetentionSection = RetentionSection()
 
 
-class Uploader(Section):
-    """The task that carries the log to the object store."""
+class UploaderSection(Section):
+    """The task that uploads the log to the object store."""
 
     enabled: bool = setting("Upload at all; when false, nothing is deleted locally and the log grows.", default=True)
     interval_seconds: int = setting("Seconds between two uploads.", default=300, ge=1, le=31_536_000)
-    root_prefix: Annotated[Text, AfterValidator(forms.key_prefix)] = setting(
+    root_prefix: Annotated[Text, AfterValidator(validators.key_prefix)] = setting(
         "What the keys of object descriptors in the metadata store begin with.",
         default="/danube-data",
         allowed="a path that begins with /",
@@ -126,7 +129,7 @@ class Uploader(Section):
 class Cloud(Section):
     """The object store."""
 
-    backend: Annotated[Text, AfterValidator(forms.service)] = setting(
+    backend: Annotated[Text, AfterValidator(validators.service)] = setting(
         "Which store.", default="fs", allowed="s3, gcs, azblob, fs, memory, or any other OpenDAL service"
     )
     root: Text = setting(
@@ -184,15 +187,15 @@ class Cloud(Section):
     )
 
     def absolute_root(self) -> str:
-        """Return the root as whoever is in another directory can use it."""
+        """Return the root, absolute if it is a directory."""
         return str(Path(self.root).absolute()) if self.backend == "fs" else self.root
 
     def revealed_options(self) -> dict[str, str]:
-        """Return what is set beside backend and root, by our names or OpenDAL's, *secrets in the clear*: for the store."""
+        """Return all options but backend and root, by our names or OpenDAL's, *secrets in the clear*: for the store."""
         return self.public_options() | self.secret_options()
 
     def public_options(self) -> dict[str, str]:
-        """Return of these what may be shown."""
+        """Return the options that are not secret."""
         given = {name: getattr(self, name) for name in type(self).model_fields.keys() - {"backend", "root", "options"}}
         shown = {
             name: value
@@ -202,7 +205,7 @@ class Cloud(Section):
         return {name: "true" if value is True else str(value) for name, value in shown.items()}
 
     def secret_options(self) -> dict[str, str]:
-        """Return of these what nobody may see, *in the clear*; an option that we do not know may be one."""
+        """Return the secret options, *in the clear*; unknown options count as secret."""
         given = {name: getattr(self, name) for name in type(self).model_fields.keys() - {"backend", "root", "options"}}
         secrets = {**self.options, **{name: value for name, value in given.items() if isinstance(value, SecretStr)}}
         return {name: secret.get_secret_value() for name, secret in secrets.items()}
@@ -212,12 +215,12 @@ class Cloud(Section):
         needs_bucket = self.backend in {"s3", "gcs", "azblob"}
         if needs_bucket and "root" not in given:
             yield Clash("root", "backend", f"is missing; backend {self.backend} needs a bucket or container")
-        elif problem := forms.root_problem(self.backend, self.root):
+        elif problem := validators.root_problem(self.backend, self.root):
             yield Clash("root", "backend", problem)
         for name in sorted(given):
             belongs = note_of(Cloud.model_fields[name]).backends
             if belongs and self.backend not in belongs and getattr(self, name) is not False:
-                home = "put it under options" if self.backend not in forms.BACKENDS else "take it out"
+                home = "put it under options" if self.backend not in validators.BACKENDS else "take it out"
                 whose = " or ".join(belongs)
                 yield Clash(name, "backend", f"belongs to backend {whose}, but backend is {self.backend}; {home}")
             elif name in self.options:
@@ -241,27 +244,27 @@ class Cloud(Section):
 class WalCloud(Section):
     """The log, the uploader, the object store and the metadata."""
 
-    wal: Wal = Wal()
-    uploader: Uploader = Uploader()
+    wal: WalSection = WalSection()
+    uploader: UploaderSection = UploaderSection()
     cloud: Cloud = Cloud()
-    metadata: Metadata = Metadata()
+    metadata: MetadataSection = MetadataSection()
 
 
 class Config(Section):
-    """Where the broker listens, and what it starts with."""
+    """Addresses of the broker, and its initial state."""
 
     cluster_name: Text = setting(
-        "Name of the cluster, for whoever watches it: a label of the metric `ister_broker_info`, and in the event `broker_recovered`.",
+        "Name of the cluster: a label of the metric `ister_broker_info`, and a field of the event `broker_recovered`.",
         default="ister",
     )
-    broker_host: Annotated[Text, AfterValidator(forms.listen_host)] = setting(
+    broker_host: Annotated[Text, AfterValidator(validators.listen_host)] = setting(
         "Name or address to listen on, for clients, administration and metrics alike; 0.0.0.0: all of this machine's.",
         default="127.0.0.1",
         allowed="a host name or an IP address",
     )
     broker_port: Port = setting("Port for clients; 0: any that is free.", default=6650)
     admin_port: Port = setting("Port for administration; 0: any that is free.", default=50051)
-    prom_port: Annotated[Port | None, BeforeValidator(forms.none_word)] = setting(
+    prom_port: Annotated[Port | None, BeforeValidator(validators.none_word)] = setting(
         "Port for metrics and health; 0: any that is free; none: off.",
         default=9040,
         allowed="a whole number, from 0 to 65,535, or none",
@@ -274,8 +277,8 @@ class Config(Section):
     auto_create_topics: bool = setting("Make a topic when a producer names one that is not there.", default=True)
     advertised_listeners: AdvertisedListeners = AdvertisedListeners()
     auth: Auth = Auth()
-    dispatch: Dispatch = Dispatch()
-    broker: Broker = Broker()
+    dispatch: DispatchSection = DispatchSection()
+    broker: BrokerSection = BrokerSection()
     policies: CompletePolicies = CompletePolicies()
     wal_cloud: WalCloud = WalCloud()
     storage: Storage = Storage()
@@ -303,7 +306,7 @@ class Config(Section):
             )
 
     def policy_defaults(self) -> CompletePolicies:
-        """Return what holds for a topic about which nobody has said anything."""
+        """Return the policies of a topic without policies of its own or of its namespace."""
         level = self.policies.ack_level or ("fsync" if self.wal_cloud.wal.sync_mode == "always" else "wal")
         return self.policies.model_copy(update={"ack_level": level})
 

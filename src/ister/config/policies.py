@@ -1,6 +1,6 @@
-"""What a namespace or a topic may say of itself, over what the broker says of all: limits, levels, retention.
+"""Policies of topics: limits, acknowledgement level, retention.
 
-A topic's key wins over its namespace's, and that over the broker's (`policies:` in the configuration).
+A topic's key overrides its namespace's, and that the broker's (`policies:` in the configuration).
 """
 
 import json
@@ -10,14 +10,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError
 
 from ister.config.keys import TEXT_MAX, Clash, Section, setting
-from ister.config.problems import nearest
-from ister.config.reasons import reason
-from ister.config.tree import show_key
+from ister.config.problems import nearest, reason
+from ister.config.yaml_tree import show_key
 from ister.core.errors import InvalidRequestError
 
 U32_MAX = (1 << 32) - 1
 UNSET = "default"
-"""What `ister topics set` takes for "whatever the level above says"."""
+"""The value by which `ister topics set` removes a key, so that the level above applies."""
 
 Count = Annotated[int, Field(ge=0, le=U32_MAX)]
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
@@ -28,7 +27,7 @@ StartName = Literal["latest", "earliest"]
 
 
 class Policies(Section):
-    """What one namespace or one topic says; a key that is None follows the level above."""
+    """The policies of one namespace or topic; a key that is None inherits from the level above."""
 
     max_producers_per_topic: Count | None = None
     max_subscriptions_per_topic: Count | None = None
@@ -46,7 +45,7 @@ class Policies(Section):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a JSON object; InvalidRequestError names the key that is wrong, and the one that was probably meant."""
+        """Parse a JSON object; InvalidRequestError names the invalid key, and the nearest known one."""
         if len(text) > TEXT_MAX:
             raise InvalidRequestError(f"policies are longer than {TEXT_MAX:,} characters")
         try:
@@ -61,7 +60,7 @@ class Policies(Section):
             raise _refused(error) from None
 
     def changed(self, words: Mapping[str, str]) -> "Policies":
-        """Return these policies with some keys set from text, as people type it; `default` takes a key out."""
+        """Return these policies with some keys set from text; `default` removes a key."""
         given = self.model_dump(exclude_none=True)
         for key, word in words.items():
             if key in given and word == UNSET:
@@ -74,19 +73,19 @@ class Policies(Section):
             raise _refused(error) from None
 
     def to_json(self) -> str:
-        """Return a JSON object with the keys that are given."""
+        """Return a JSON object with the keys that are set."""
         return self.model_dump_json(exclude_none=True)
 
 
 class CompletePolicies(Section):
-    """Limits and promises of all topics, unless their namespace or they themselves say otherwise."""
+    """Policies of all topics, unless overridden for their namespace or for themselves."""
 
     max_producers_per_topic: Count = setting("Producers that a topic may have; 0: any number.", default=0)
     max_subscriptions_per_topic: Count = setting("Subscriptions that a topic may have; 0: any number.", default=0)
     max_consumers_per_topic: Count = setting("Consumers that a topic may have; 0: any number.", default=0)
     max_consumers_per_subscription: Count = setting("Consumers that a subscription may have; 0: any number.", default=0)
     max_publish_rate: Count = setting(
-        "Messages a second that a topic takes; producers are asked to wait beyond it. 0: any number.", default=0
+        "Messages a second that a topic takes; producers are throttled beyond it. 0: any number.", default=0
     )
     max_subscription_dispatch_rate: Count = setting(
         "Messages a second that a subscription is given; the rest waits. 0: any number.", default=0
@@ -120,7 +119,7 @@ class CompletePolicies(Section):
     start_position: StartName = setting(
         "Where a new subscription begins: with what comes next, or with the oldest message.", default="latest"
     )
-    lake: bool = setting("Carry the topic into its table.", default=True)
+    lake: bool = setting("Append the topic to its table.", default=True)
 
     def _clashes(self) -> Iterator[Clash]:
         if self.ack_level == "lake" and not self.lake:
@@ -132,7 +131,7 @@ class CompletePolicies(Section):
 
 
 def merge(namespace: Policies, topic: Policies, defaults: CompletePolicies) -> CompletePolicies:
-    """Return what holds for a topic."""
+    """Return the effective policies of a topic."""
     given = {**namespace.model_dump(exclude_none=True), **topic.model_dump(exclude_none=True)}
     return defaults.model_copy(update=given)
 

@@ -1,4 +1,4 @@
-"""List the values in force and where each came from, fit to be shown to anyone."""
+"""The effective values with their origins, secrets redacted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel, SecretStr
 
-from ister.config.forms import looks_secret
+from ister.config.validators import looks_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HIDDEN = "***"
 
 Shown = str | int | float | bool | list[str] | None
-"""A value as it may be shown."""
+"""A redacted value."""
 
 
 class Value(NamedTuple):
@@ -65,4 +65,4 @@ def _plain(value: object) -> Shown:
             return [str(item) for item in value]
         case Path():
             return str(value)
-    raise AssertionError(type(value))  # a new kind of setting needs a decision about showing it
+    raise AssertionError(type(value))  # decide first how a new type of setting is redacted

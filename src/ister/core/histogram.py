@@ -1,4 +1,4 @@
-"""Count values into buckets, cheaply enough for every sync and every timer; knows no clock and no lock."""
+"""Histogram with fixed buckets, cheap enough for every sync and every timer; without clock or lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Histogram:
-    """How many values were at most each bound, and what they add up to; `observe` costs about 0.2 µs."""
+    """Counts by upper bound, and the sum of all values; `observe` costs about 0.2 µs."""
 
     __slots__ = ("_bounds", "_counts", "total")
 
@@ -28,7 +28,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """The number of values."""
         return sum(self._counts)
 
     def cumulative(self) -> list[tuple[float, int]]:

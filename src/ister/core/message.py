@@ -1,4 +1,4 @@
-"""What a message is: the fields of the wire contract, and the one that the log adds.
+"""Messages: the fields of the wire contract, and the append time that the log adds.
 
 Named tuples, not dataclasses: the log builds and takes apart hundreds of thousands of them a second, and a tuple is
 what Python builds and takes apart fastest (docs/performance.md has the numbers).

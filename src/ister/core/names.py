@@ -1,17 +1,16 @@
-"""Names of topics and of log files, checked before they touch a path, an object key or a table."""
+"""Names of topics, clients, subscriptions and log files, validated before use in a path, object key, table or log line."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from ister.core.errors import InvalidNameError
+from ister.core.errors import InvalidNameError, InvalidRequestError
 
 NAME_BYTES_MAX = 255
+NAME_CHARS_MAX = 255
 _NAME = re.compile(r"/([A-Za-z0-9_-]+)/([A-Za-z0-9_-]+)", re.ASCII)
 _PARTITION = re.compile(r"(.+)-part-(0|[1-9][0-9]*)", re.ASCII)
-
-
 RESERVED_SUFFIXES = ("tmp", "aside")
 """What is added to the names of log files that are being written, and of those that were set aside."""
 
@@ -62,3 +61,13 @@ def partition_of(name: TopicName) -> tuple[TopicName, int] | None:
     """Return the base and the number of a partition, None for a topic that is none."""
     match = _PARTITION.fullmatch(name.topic)
     return None if match is None else (TopicName(name.namespace, match[1]), int(match[2]))
+
+
+def check_name(field: str, name: str) -> None:
+    """Raise InvalidRequestError if a producer, consumer or subscription name is empty, too long or not printable."""
+    if not name:
+        raise InvalidRequestError(f"{field} is missing")
+    if len(name) > NAME_CHARS_MAX:
+        raise InvalidRequestError(f"{field} has {len(name)} characters, more than {NAME_CHARS_MAX}")
+    if not name.isprintable():
+        raise InvalidRequestError(f"{field} has characters that cannot be printed")

@@ -1,4 +1,4 @@
-"""Numbers with a meaning: offsets, and where a reader starts."""
+"""Offsets and start positions of readers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 Offset = NewType("Offset", int)
-"""A message's place in its topic: 0, 1, 2, … without holes. Spans are half-open, [start, stop)."""
+"""A message's place in its topic: 0, 1, 2, … without holes. Ranges are half-open, [start, stop)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +17,10 @@ class StartPosition:
 
     @classmethod
     def latest(cls) -> StartPosition:
-        """Only what is appended from now on."""
+        """Return the position behind the newest message."""
         return cls(None)
 
     @classmethod
     def offset(cls, at: int) -> StartPosition:
-        """From this offset on, history first."""
+        """Return the position of an offset."""
         return cls(Offset(at))

@@ -1,10 +1,10 @@
-"""Decide how many may pass: a bucket that fills with time and holds one second's worth."""
+"""Token bucket that holds the tokens of one second."""
 
 from __future__ import annotations
 
 
 class TokenBucket:
-    """Lets `rate` pass each second on average; 0 lets everything pass."""
+    """Grants `rate` tokens each second on average; 0 is no limit."""
 
     __slots__ = ("_level", "_seen", "rate")
 
@@ -14,7 +14,7 @@ class TokenBucket:
         self._seen = now
 
     def grant(self, wanted: int, now: float) -> int:
-        """Return how many of `wanted` may pass now; they count as passed."""
+        """Take up to `wanted` tokens; return how many were taken."""
         if not self.rate:
             return wanted
         self._level = min(float(self.rate), self._level + (now - self._seen) * self.rate)
@@ -24,5 +24,5 @@ class TokenBucket:
         return granted
 
     def next_at(self) -> float:
-        """Return when the next one may pass."""
+        """Return when the next token is available."""
         return self._seen if not self.rate else self._seen + max(0.0, 1.0 - self._level) / self.rate

@@ -7,7 +7,7 @@ import errno
 from ister.core.errors import BusyError, PoisonedError, StoreRefusedError
 
 TRANSIENT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ENOBUFS})
-"""The process or the machine ran out of something for the moment; the file that was asked for is not damaged."""
+"""The process or the machine is out of resources for the moment; the file is not damaged."""
 
 
 def is_transient(error: BaseException) -> bool:

@@ -1,29 +1,232 @@
-"""PyIceberg's SQL catalog, without reading and copying what is known: a commit would do both, twice and once.
+"""The Iceberg catalog: finds or creates a topic's table, which its properties identify, not its name.
 
-A metadata file never changes, and its name is never used again: who holds what was in it need not read it again. Where
-the catalog points is asked each time. Metadata share their parts with those that follow from them, as nobody changes
-a part in place.
+A SqlCatalog is replaced by one that caches metadata by location; PyIceberg's own reads the file twice and copies it once a
+commit. A metadata file is immutable and its name is never reused, so a cached one is never stale: the catalog's pointer is
+read each time. Copies of metadata share their parts, as nobody modifies a part in place.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from pyiceberg.catalog import TABLE_TYPE, load_catalog
+import structlog
+from pyiceberg.catalog import TABLE_TYPE, WAREHOUSE_LOCATION, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchPropertyException, NoSuchTableError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchPropertyException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataV2
+from pyiceberg.transforms import IdentityTransform
+
+from ister.core.errors import IsterError
+from ister.core.table.names import EPOCH, GENERATION, TOPIC, UPTO, base_of, is_of, table_names, table_of, with_number
+from ister.lake.columns import METRICS, SCHEMA, SORTED_BY, SPEC, differs
+from ister.lake.errors import LakeUnavailableError, TableMovedError
+from ister.lake.files import ROOT, SYNCED, is_empty, is_local, of_files, open_io, require_inside, root_of
+from ister.lake.snapshot import GRACE_MS, wall_ms
+from ister.lake.table import LakeTable, require_format
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.catalog.sql import IcebergTables
     from pyiceberg.table import CommitTableResponse, StagedTable
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.typedef import Identifier
+
+    from ister.core.names import TopicName
+
+__all__ = ["Lake", "LakeTable", "LazyLakeCatalog"]
+
+log = structlog.get_logger()
+
+PROPERTIES = {
+    "format-version": "2",
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "10",
+    "commit.manifest-merge.enabled": "true",
+    "commit.manifest.min-count-to-merge": "8",
+    **METRICS,
+}
+"""Properties of a new table. Never `commit.retry.num-retries`, with which no compaction would ever commit."""
+
+TRIES = 8
+"""Attempts to find or create a table while others take its name."""
+LOCATIONS_MAX = 1000
+"""Directories of one table name: of tables that were renamed, or dropped without their files."""
+
+
+class Lake:
+    """The tables of one catalog."""
+
+    def __init__(self, catalog: Catalog, *, now_ms: Callable[[], int] = wall_ms, grace_ms: int = GRACE_MS) -> None:
+        """`now_ms` is the clock of snapshots, `grace_ms` how long files outlive the snapshot that dropped them."""
+        self.catalog = catalog
+        self._now_ms = now_ms
+        self._grace_ms = grace_ms
+        if (root := root_of(catalog.properties)) is not None:
+            catalog.properties[ROOT] = root
+        if is_local(catalog.properties.get(WAREHOUSE_LOCATION, "s3://")):
+            catalog.properties.setdefault(PY_IO_IMPL, SYNCED)
+
+    @classmethod
+    def open(
+        cls, name: str, properties: Mapping[str, str], *, now_ms: Callable[[], int] = wall_ms, grace_ms: int = GRACE_MS
+    ) -> Lake:
+        """Open a catalog by its properties; a SQL catalog stores its name beside each table."""
+        try:
+            return cls(open_catalog(name, properties), now_ms=now_ms, grace_ms=grace_ms)
+        except Exception as error:
+            raise LakeUnavailableError("any", "open the catalog for", error) from error
+
+    def table(self, topic: TopicName, generation: int) -> LakeTable:
+        """Return a topic's table to append to; creates it if there is none, only once under concurrent calls."""
+        base = base_of(topic)
+        name = ".".join(table_of(base))
+        try:
+            refused: set[tuple[str, str]] = set()
+            taken: set[tuple[str, str]] = set()
+            for _ in range(TRIES):
+                found = self._find(base, generation, taken)
+                if not isinstance(found, tuple):
+                    return self._checked(found, base, generation)
+                try:
+                    created = self._create(found, base, generation)
+                except TableAlreadyExistsError:
+                    # Once: another process has created it. Twice: it is no Iceberg table, but a view, for example.
+                    (taken if found in refused else refused).add(found)
+                    continue
+                log.info("table_created", topic=str(base), table=".".join(found), generation=generation)
+                return self._checked(created, base, generation)
+        except (LakeUnavailableError, TableMovedError):
+            raise
+        except Exception as error:
+            raise LakeUnavailableError(name, "find or make", error) from error
+        raise LakeUnavailableError(name, "find or make", "its name is taken by others each time")
+
+    def find(self, topic: TopicName, generation: int) -> LakeTable | None:
+        """Return a topic's table to read, if there is one; creates and changes nothing."""
+        base = base_of(topic)
+        try:
+            found = self._find(base, generation)
+            return None if isinstance(found, tuple) else self._opened(found, base, generation)
+        except IsterError:
+            raise
+        except Exception as error:
+            raise LakeUnavailableError(".".join(table_of(base)), "find", error) from error
+
+    def close(self) -> None:
+        """Close the catalog."""
+        self.catalog.close()
+
+    def _find(
+        self, topic: TopicName, generation: int, taken: Collection[tuple[str, str]] = ()
+    ) -> Table | tuple[str, str]:
+        """Return the topic's table, or the name to create it under, which is none that is taken."""
+        names = plain, hashed, _, _ = table_names(topic, generation)
+        owners: dict[tuple[str, str], str] = dict.fromkeys(taken, "")
+        for name in names:
+            table = load_iceberg(self.catalog, name)
+            if table is None:
+                continue
+            owners[name] = table.properties.get(TOPIC, "")
+            if is_of(table.properties, topic, generation):
+                require_inside(table)
+                return table
+        if plain not in owners:
+            return plain
+        candidates = names[2:] if owners[plain] == str(topic) else (hashed, names[3])
+        return next((name for name in candidates if name not in owners), candidates[-1])
+
+    def _create(self, name: tuple[str, str], topic: TopicName, generation: int) -> Table:
+        self._create_namespace(name[0])
+        return self.catalog.create_table(
+            name,
+            SCHEMA,
+            location=self._location(name),
+            partition_spec=SPEC,
+            properties={**PROPERTIES, TOPIC: str(topic), GENERATION: str(generation), EPOCH: "0", UPTO: "{}"},
+        )
+
+    def _create_namespace(self, namespace: str) -> None:
+        try:
+            self.catalog.create_namespace_if_not_exists(namespace)
+        except Exception:
+            # Each catalog has another error for a namespace that was created concurrently.
+            if not self.catalog.namespace_exists(namespace):
+                raise
+
+    def _location(self, name: tuple[str, str]) -> str | None:
+        """Return `{warehouse}/{namespace}/{table}`; None with a REST catalog, which chooses the location.
+
+        `{table}-2` and so on when the directory has the metadata of a table that was renamed, or dropped without its files.
+        Two tables in one directory would delete each other's files as orphans.
+        """
+        warehouse = self.catalog.properties.get(WAREHOUSE_LOCATION)
+        if warehouse is None or self.catalog.properties.get("type") == "rest":
+            return None
+        parent = f"{warehouse.rstrip('/')}/{name[0]}"
+        plain = f"{parent}/{name[1]}"
+        files = open_io(of_files(self.catalog.properties), plain)
+        for place in (plain, *(f"{parent}/{with_number(name[1], number)}" for number in range(2, LOCATIONS_MAX))):
+            if is_empty(files, f"{place}/metadata"):
+                return place
+        raise LakeUnavailableError(
+            ".".join(name), "find a directory for", f"{plain} to {plain}-{LOCATIONS_MAX - 1} are taken"
+        )
+
+    def _checked(self, table: Table, topic: TopicName, generation: int) -> LakeTable:
+        require_format(table)
+        if wrong := differs(table.schema()):
+            raise TableMovedError(".".join(table.name()), wrong)
+        if table.sort_order().is_unsorted:
+            table = self._sorted(table)
+        found = self._opened(table, topic, generation)
+        found.check_surplus()
+        return found
+
+    def _opened(self, table: Table, topic: TopicName, generation: int) -> LakeTable:
+        return LakeTable(table, topic, generation, now_ms=self._now_ms, grace_ms=self._grace_ms)
+
+    def _sorted(self, table: Table) -> Table:
+        with suppress(CommitFailedException), table.update_sort_order() as order:  # or another process has set it
+            for column in SORTED_BY:
+                order.asc(column, IdentityTransform())
+        return self.catalog.load_table(table.name())
+
+
+class LazyLakeCatalog:
+    """A catalog that is opened on first use, so that a broker starts while the catalog is down."""
+
+    def __init__(self, name: str, properties: Mapping[str, str]) -> None:
+        self._name = name
+        self._properties = properties
+        self._lake: Lake | None = None
+        self._lock = Lock()
+
+    def find(self, topic: TopicName, generation: int) -> LakeTable | None:
+        """Return a topic's table if there is one; LakeUnavailableError when the catalog cannot be opened."""
+        with self._lock:
+            if self._lake is None:
+                self._lake = Lake.open(self._name, self._properties)
+        return self._lake.find(topic, generation)
+
+    def close(self) -> None:
+        """Close the catalog."""
+        with self._lock:
+            if self._lake is not None:
+                self._lake.close()
+                self._lake = None
 
 
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
@@ -32,14 +235,14 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     if type(found) is not SqlCatalog:
         return found
     found.close()
-    return KnowingCatalog(found.name, **found.properties)
+    return CachingSqlCatalog(found.name, **found.properties)
 
 
 def load_iceberg(catalog: Catalog, name: Identifier | str) -> Table | None:
     """Return an Iceberg table; None when there is nothing of that name, or a view or another engine's table."""
     try:
         return catalog.load_table(name)
-    except NoSuchTableError:  # also what Glue has of another type
+    except NoSuchTableError:  # also for entries of another type in Glue
         return None
     except NoSuchPropertyException as error:
         if TABLE_TYPE not in str(error):
@@ -48,15 +251,15 @@ def load_iceberg(catalog: Catalog, name: Identifier | str) -> Table | None:
 
 
 class SharedMetadata(TableMetadataV2):
-    """Metadata whose copies share its parts, also where the library would copy these too."""
+    """Metadata whose copies share its parts, also where PyIceberg requests a deep copy."""
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> SharedMetadata:  # noqa: ARG002  # the library's signature
         """Return a copy with some parts replaced."""
         return super().model_copy(update=update)
 
 
-class KnowingCatalog(SqlCatalog):
-    """A SQL catalog that knows the metadata that someone in this process holds."""
+class CachingSqlCatalog(SqlCatalog):
+    """A SqlCatalog that caches the metadata that this process still refers to, by location."""
 
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **properties)
@@ -65,7 +268,7 @@ class KnowingCatalog(SqlCatalog):
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Commit as the library does; what was written is known from now on."""
+        """Commit as PyIceberg does, and cache the new metadata."""
         response = super().commit_table(table, requirements, updates)
         if isinstance(response.metadata, SharedMetadata):
             self._known[response.metadata_location] = response.metadata
@@ -78,9 +281,10 @@ class KnowingCatalog(SqlCatalog):
         requirements: tuple[TableRequirement, ...],
         updates: tuple[TableUpdate, ...],
     ) -> StagedTable:
-        """Make what comes next of a table; never stamped before what it follows, though the clock was set back.
+        """Stage the next metadata, never with an earlier timestamp than the current one, though the clock was set back.
 
-        Java refuses a table whose metadata are not in order. A snapshot brings its own stamp; this is for what has none.
+        Java refuses a table whose metadata log is not in order. A snapshot has its own timestamp; this is for updates
+        without one.
         """
         staged = super()._update_and_stage_table(current_table, table_identifier, requirements, updates)
         if current_table is not None and staged.metadata.last_updated_ms < current_table.metadata.last_updated_ms:
@@ -89,7 +293,7 @@ class KnowingCatalog(SqlCatalog):
         return staged
 
     def _convert_orm_to_iceberg(self, orm_table: IcebergTables) -> Table:
-        """Make a table of a catalog's row; the library has no other place between the row and its file."""
+        """Return the table of a catalog row; PyIceberg has no other hook between the row and its metadata file."""
         location = orm_table.metadata_location or ""
         known = self._known.get(location)
         if known is not None:

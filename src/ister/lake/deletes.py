@@ -1,4 +1,4 @@
-"""Which rows of a data file were deleted without the file being written anew: by position, by vector, or by value."""
+"""Merge-on-read deletes of a data file: position deletes, deletion vectors and equality deletes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
 
-    from ister.core.layout import Part
-    from ister.lake.index import Delete
+    from ister.core.table.data_files import DataFileEntry
+    from ister.lake.manifests import DeleteFile
 
 PATH_ID = 2147483546
-"""Iceberg's field for the path in a file of positions: its bounds say which data files it is about."""
+"""Iceberg's field id of `file_path` in position delete files; its bounds limit the data files they refer to."""
 FIELD_ID = b"PARQUET:field_id"
 
 
-class Deleted:
-    """The deletions that count for one data file; every file of deletions that may name it was read."""
+class DeletedRows:
+    """The deleted rows of one data file, from every delete file that may refer to it."""
 
     def __init__(self, positions: np.ndarray, values: Sequence[tuple[list[int], set[tuple[object, ...]]]]) -> None:
         self._positions = positions
@@ -34,37 +34,37 @@ class Deleted:
 
     @property
     def equality_ids(self) -> set[int]:
-        """The fields whose values decide."""
+        """The fields that equality deletes compare."""
         return {field_id for ids, _ in self._values for field_id in ids}
 
-    def kept(self, first_row: int, rows: pa.RecordBatch) -> np.ndarray | None:
-        """Return which rows of a run that starts at a row of the file are left; None when all are.
+    def mask(self, first_row: int, rows: pa.RecordBatch) -> np.ndarray | None:
+        """Return a mask of the rows that are not deleted, None when all are; `first_row` is the position in the file.
 
-        The columns of `rows` are named by their field ids.
+        The columns of `rows` are named by field id.
         """
         keep = np.ones(rows.num_rows, np.bool_)
         low, high = np.searchsorted(self._positions, [first_row, first_row + rows.num_rows])
         keep[self._positions[low:high] - first_row] = False
-        for ids, gone in self._values:
+        for ids, deleted in self._values:
             columns = [rows.column(str(field_id)).to_pylist() for field_id in ids]
-            keep &= np.fromiter((row not in gone for row in zip(*columns, strict=True)), np.bool_, rows.num_rows)
+            keep &= np.fromiter((row not in deleted for row in zip(*columns, strict=True)), np.bool_, rows.num_rows)
         return None if keep.all() else keep
 
 
-def deleted_of(part: Part, deletes: Iterable[Delete], files: FileIO) -> Deleted | None:
-    """Return what was deleted of a data file, None when nothing was."""
+def deleted_of(entry: DataFileEntry, deletes: Iterable[DeleteFile], files: FileIO) -> DeletedRows | None:
+    """Return the deleted rows of a data file, None when there are none."""
     positions: list[np.ndarray] = []
     values: list[tuple[list[int], set[tuple[object, ...]]]] = []
     for delete in deletes:
         if delete.file.content == DataFileContent.POSITION_DELETES:
-            if delete.sequence >= part.sequence and _may_name(delete.file, part.path):
-                positions.append(_positions(delete.file, part.path, files))
-        elif delete.sequence > part.sequence and delete.is_in_partition_of(part):
+            if delete.sequence >= entry.sequence and _may_name(delete.file, entry.path):
+                positions.append(_positions(delete.file, entry.path, files))
+        elif delete.sequence > entry.sequence and delete.is_in_partition_of(entry):
             values.append(_values(delete.file, files))
     if not positions and not values:
         return None
     merged = np.unique(np.concatenate(positions)) if positions else np.empty(0, np.int64)
-    return Deleted(merged, values)
+    return DeletedRows(merged, values)
 
 
 def _may_name(file: DataFile, path: str) -> bool:
@@ -82,8 +82,8 @@ def _positions(file: DataFile, path: str, files: FileIO) -> np.ndarray:
             found = [vector.to_vector().to_numpy() for vector in vectors if vector.referenced_data_file == path]
             return np.concatenate(found) if found else np.empty(0, np.int64)
         table = pq.read_table(source, page_checksum_verification=True)
-    places: np.ndarray = table.filter(pa.compute.equal(table["file_path"], path))["pos"].to_numpy()
-    return places
+    positions: np.ndarray = table.filter(pa.compute.equal(table["file_path"], path))["pos"].to_numpy()
+    return positions
 
 
 def _values(file: DataFile, files: FileIO) -> tuple[list[int], set[tuple[object, ...]]]:

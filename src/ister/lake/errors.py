@@ -1,11 +1,11 @@
-"""What can be wrong with a table, and what to do about it."""
+"""Errors of tables and catalogs; each message ends with the operator's next step."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
 from ister.core.errors import BusyError, CorruptError, FencedError, UnknownOutcomeError
-from ister.core.publish import Refused, Why
+from ister.core.table.commit import Refused, Why
 
 if TYPE_CHECKING:
     from ister.core.errors import IsterError
@@ -15,8 +15,13 @@ FORMAT_VERSION_MAX = 2
 """PyIceberg writes no manifests of a newer one."""
 
 
+def error_text(error: BaseException) -> str:
+    """Return an exception's type and message."""
+    return f"{type(error).__name__}: {error}"
+
+
 class CommitRefusedError(FencedError):
-    """Another owner has the table: whoever offers this is to stop."""
+    """Another owner has claimed the table: this writer must stop."""
 
     def __init__(self, table: str, reason: str) -> None:
         self.table = table
@@ -25,7 +30,7 @@ class CommitRefusedError(FencedError):
 
 
 class CommitMisplacedError(BusyError):
-    """An offer that is not what comes next; read how far the table goes, and plan again."""
+    """An append that does not start at the table's committed offset; refresh the table and plan again."""
 
     def __init__(self, table: str, reason: str) -> None:
         self.table = table
@@ -34,7 +39,7 @@ class CommitMisplacedError(BusyError):
 
 
 class TableMovedError(CorruptError):
-    """The table is not as we left it: rolled back, emptied, replaced or dropped."""
+    """The table is not what was last committed: rolled back, emptied, replaced or dropped."""
 
     def __init__(self, table: str, found: str) -> None:
         self.table = table
@@ -46,7 +51,7 @@ class TableMovedError(CorruptError):
 
 
 class OutsideWarehouseError(TableMovedError):
-    """A table's files lie outside of the configured local warehouse, as in a data directory that was copied or moved."""
+    """A table has files outside of the configured local warehouse, as in a data directory that was copied or moved."""
 
     def __init__(self, table: str, place: str, warehouse: str) -> None:
         self.place = place
@@ -54,7 +59,7 @@ class OutsideWarehouseError(TableMovedError):
         super().__init__(table, f"{place} lies outside of the warehouse {warehouse}")
 
     def __str__(self) -> str:
-        """Return what is wrong, why, and what to do next."""
+        """Return the problem, its cause and the next step."""
         return (
             f"table {self.table} has files at {self.place}, outside of the configured warehouse {self.warehouse}: catalog.db "
             "and Iceberg's metadata name files by absolute paths, so in a copied or moved data directory they are still the "
@@ -65,14 +70,14 @@ class OutsideWarehouseError(TableMovedError):
 
 
 class UnsupportedFormatError(TableMovedError):
-    """Someone has raised the table's format version above what can be written."""
+    """The table was upgraded to a format version that PyIceberg cannot write."""
 
     def __init__(self, table: str, version: int) -> None:
         self.version = version
         super().__init__(table, f"its format version is {version}")
 
     def __str__(self) -> str:
-        """Return what is wrong, why, and what to do next."""
+        """Return the problem, its cause and the next step."""
         return (
             f"table {self.table} has Iceberg's format version {self.version}, and Ister writes version {FORMAT_VERSION_MAX} at "
             "most: it can be read and nothing is appended to it. A version cannot be lowered: rename the table, and the "
@@ -82,17 +87,17 @@ class UnsupportedFormatError(TableMovedError):
 
 
 class LakeUnavailableError(BusyError):
-    """The catalog or the warehouse cannot be reached, or does not answer; no snapshot was made."""
+    """The catalog or the warehouse is unreachable or fails; no snapshot was committed."""
 
-    def __init__(self, table: str, action: str, cause: str) -> None:
+    def __init__(self, table: str, action: str, cause: str | BaseException) -> None:
         self.table = table
         self.action = action
-        self.cause = cause
-        super().__init__(f"could not {action} table {table}: {cause}; nothing was committed, try again later")
+        self.cause = cause if isinstance(cause, str) else error_text(cause)
+        super().__init__(f"could not {action} table {table}: {self.cause}; nothing was committed, try again later")
 
 
 class MissingRowsError(CorruptError):
-    """Rows that the table says it holds are not in it."""
+    """Rows below the table's committed offset are not in it."""
 
     def __init__(self, table: str, start: int, stop: int, partition: int = 0) -> None:
         self.table = table
@@ -106,7 +111,7 @@ class MissingRowsError(CorruptError):
 
 
 class CorruptRowsError(CorruptError):
-    """A row or a data file is not what was committed."""
+    """A row or a data file differs from what was committed."""
 
     def __init__(self, table: str, file: str, reason: str) -> None:
         self.table = table
@@ -116,31 +121,31 @@ class CorruptRowsError(CorruptError):
 
 
 class CommitConflictError(BusyError):
-    """Others commit to the table all the time, and ours never came first; no snapshot was made."""
+    """Every attempt lost to a concurrent commit; no snapshot was committed."""
 
-    def __init__(self, table: str, tries: int, cause: str) -> None:
+    def __init__(self, table: str, tries: int, cause: str | BaseException) -> None:
         self.table = table
         self.tries = tries
-        self.cause = cause
+        self.cause = cause if isinstance(cause, str) else error_text(cause)
         super().__init__(
-            f"table {table} was changed by others each time, in {tries} tries ({cause}); nothing was committed, try again"
+            f"table {table} was changed by others each time, in {tries} tries ({self.cause}); nothing was committed, try again"
         )
 
 
 class CommitUnknownError(UnknownOutcomeError):
     """A commit may or may not have landed, and the table cannot be read to find out."""
 
-    def __init__(self, table: str, cause: str) -> None:
+    def __init__(self, table: str, cause: str | BaseException) -> None:
         self.table = table
-        self.cause = cause
+        self.cause = cause if isinstance(cause, str) else error_text(cause)
         super().__init__(
-            f"table {table} may or may not have the commit ({cause}); delete none of its files, and offer the same again "
+            f"table {table} may or may not have the commit ({self.cause}); delete none of its files, and offer the same again "
             "once the catalog answers: what has landed is not committed twice"
         )
 
 
 def refusal(table: str, refused: Refused) -> IsterError:
-    """Return the error for an offer that was refused: who offers it stops, or its topic does, or it is planned again."""
+    """Return the error for a refused commit; its class says who must stop, or that the caller plans again."""
     match refused.why:
         case Why.EPOCH:
             return CommitRefusedError(table, refused.reason)

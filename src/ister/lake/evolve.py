@@ -1,9 +1,9 @@
-"""Give a table the columns that its topic's schemas ask for: `value`, grown by name, and `decode_error`.
+"""Schema evolution of a table for its topic's schemas: the columns `value`, matched by name, and `decode_error`.
 
-A change of columns is a commit of its own, before the append that needs it. It removes nothing and requires nothing, so
-two owners that do it at once do no harm. A column of JSON says so in its comment: Iceberg has no such type.
+A change of columns is a commit of its own, before the append that needs it. It removes nothing and adds no required column,
+so two owners may do it concurrently. A JSON column is marked by its comment: Iceberg has no such type.
 
-What the table's user added is his: nothing is written there, and it stops nothing.
+Columns that a user added are never written and do not prevent appends.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from ister.core.typed.evolve import AddField, add_beside, merge
-from ister.core.typed.shape import Decimal, Field, List, Map, Opaque, Primitive, Struct
+from ister.lake.columns import SCHEMA
 from ister.lake.errors import CommitConflictError, LakeUnavailableError
-from ister.lake.schema import SCHEMA
+from ister.schemas.columns.evolve import AddField, add_beside, merge
+from ister.schemas.columns.types import Decimal, Field, List, Map, Opaque, Primitive, Struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyiceberg.types import IcebergType
 
-    from ister.core.typed.evolve import Change
-    from ister.core.typed.fit import Path
-    from ister.core.typed.shape import Shape
-    from ister.lake.commit import LakeTable
+    from ister.lake.table import LakeTable
+    from ister.schemas.columns.cells import Path
+    from ister.schemas.columns.evolve import Change
+    from ister.schemas.columns.types import Shape
 
 log = structlog.get_logger()
 
@@ -70,10 +70,10 @@ _SHAPES = {kind: shape for shape, kind in _TYPES.items() if shape is not Primiti
 
 
 def evolve(table: LakeTable, wanted: Sequence[Struct], misfits: Sequence[Path] = ()) -> Struct | None:
-    """Have a table take the values of all these shapes; returns the shape of its column `value`.
+    """Evolve a table to hold values of all these shapes; return the shape of its column `value`.
 
-    `misfits` are columns in it that need another beside them, for values that do not fit.
-    None when its user has columns of our names: they are left as they are.
+    `misfits` are columns within it that need a second column, for values that do not fit.
+    None when a user's column has one of our names: the table is not changed.
     """
     for _ in range(TRIES):
         if reason := _taken(table.schema):
@@ -96,14 +96,13 @@ def evolve(table: LakeTable, wanted: Sequence[Struct], misfits: Sequence[Path] =
             table.refresh()
             continue
         except Exception as error:
-            cause = f"{type(error).__name__}: {error}"
-            raise LakeUnavailableError(".".join(table.identifier), "change the columns of", cause) from error
+            raise LakeUnavailableError(".".join(table.identifier), "change the columns of", error) from error
         log.info("table_columns_changed", table=".".join(table.identifier), columns=len(changes))
     raise CommitConflictError(".".join(table.identifier), TRIES, "others change its columns each time")
 
 
 class ColumnChange(NamedTuple):
-    """A column to add, or else to widen: where, and what it is to be."""
+    """A column to add or to widen: its path and its new field."""
 
     path: tuple[str, ...]
     field: NestedField
@@ -111,19 +110,19 @@ class ColumnChange(NamedTuple):
 
 
 def _whole(missing: Sequence[str], shape: Struct) -> list[ColumnChange]:
-    """Return the columns of ours that a table has not at all."""
+    """Return the columns of ours that a table lacks."""
     shapes: dict[str, Shape] = {VALUE: shape, DECODE_ERROR: Primitive.STRING}
     return [ColumnChange((name,), _field(name, shapes[name]), is_new=True) for name in missing]
 
 
 def changes_of(before: Struct | None, shape: Struct, changes: Sequence[Change]) -> list[ColumnChange]:
-    """Return the columns within `value` to add or to widen; none for a table that gets it whole."""
+    """Return the columns within `value` to add or to widen; none for a table that lacks `value`."""
     if before is None:
         return []
     found: dict[tuple[str, ...], ColumnChange] = {}
     added: set[tuple[str, ...]] = set()
     for change in changes:
-        # Several versions at once may go on changing a column that is only now added: it is added as it is in the end.
+        # Several schema versions may change a column that is added now: it is added in its final shape.
         if not any(change.path[:length] in added for length in range(1, len(change.path) + 1)):
             if is_new := isinstance(change, AddField):
                 added.add(change.path)
@@ -133,7 +132,7 @@ def changes_of(before: Struct | None, shape: Struct, changes: Sequence[Change]) 
 
 
 def _at(shape: Shape, path: Sequence[str]) -> Shape:
-    """Return the shape of a column within another."""
+    """Return the shape at a path."""
     for name in path:
         match shape:
             case Struct():
@@ -148,20 +147,20 @@ def _at(shape: Shape, path: Sequence[str]) -> Shape:
 
 
 def value_shape(schema: Schema) -> Struct | None:
-    """Return the shape of a table's column `value`; None while it has none."""
+    """Return the shape of a table's column `value`; None when it has none."""
     shape = next((_shape(field) for field in schema.fields if field.name == VALUE), None)
     return shape if isinstance(shape, Struct) else None
 
 
 def own_columns(schema: Schema) -> Schema:
-    """Return what we write of a table's columns: whatever else it has is null in our files, as Iceberg has it."""
+    """Return the columns of a table that we write; the others are null in our files, by Iceberg's rules."""
     ours = {field.field_id for field in SCHEMA.fields}
     kept = [field for field in schema.fields if field.field_id in ours or field.name in {VALUE, DECODE_ERROR}]
     return Schema(*(_known(field) if field.name == VALUE else field for field in kept))
 
 
 def _taken(schema: Schema) -> str | None:
-    """Return which column of its user's has the name of one of ours; None when there is none."""
+    """Return which user's column has the name of one of ours; None when there is none."""
     for field in schema.fields:
         if field.name == VALUE and not isinstance(_shape(field), Struct):
             return f"its column {VALUE} is {field.field_type}, and no struct of ours"
@@ -175,7 +174,7 @@ def _names(schema: Schema) -> set[str]:
 
 
 def _known(field: NestedField) -> NestedField:
-    """Return a column without what is opaque in it."""
+    """Return a column without its opaque fields."""
     return NestedField(field.field_id, field.name, _known_type(field.field_type), required=False, doc=field.doc)
 
 
@@ -193,7 +192,7 @@ def _known_type(kind: IcebergType) -> IcebergType:
 
 
 def _shape(field: NestedField) -> Shape:
-    """Return the shape of a column; one that we could not leave null, or that no schema asks for, is opaque."""
+    """Return the shape of a column; a required one, or a type that no schema maps to, is opaque."""
     kind = field.field_type
     match kind:
         case _ if field.required:
@@ -217,7 +216,7 @@ def _shape(field: NestedField) -> Shape:
 
 
 def _field(name: str, shape: Shape) -> NestedField:
-    """Return a column; its ids, and those within, are given when it is added."""
+    """Return a column; its field ids are assigned when it is added."""
     comment = JSON_COMMENT if shape is Primitive.JSON else None
     return NestedField(field_id=0, name=name, field_type=_type(shape), required=False, doc=comment)
 
@@ -237,6 +236,6 @@ def _type(shape: Shape) -> IcebergType:
                 key_id=0, key_type=StringType(), value_id=0, value_type=_type(shape.value), value_required=False
             )
         case Opaque():
-            raise AssertionError("no schema asks for it")
+            raise AssertionError("no schema maps to it")
         case _:
             assert_never(shape)

@@ -1,10 +1,10 @@
-"""Files of a warehouse; on a local disk each is synced, with its directories, before anyone can refer to it.
+"""PyIceberg FileIOs: on a local disk every file and its directories are fsynced before anything refers to it.
 
-Iceberg's libraries sync nothing: after a power loss the catalog would point at metadata that is empty or gone. They also
-reach no GCS without credentials and no Azure whose address names the account.
+Iceberg's libraries never fsync: after a power loss the catalog would point at empty or missing metadata. They also support
+neither GCS without credentials nor Azure locations with an account.
 
-With a local warehouse, nothing is written or deleted outside of it: Iceberg names files by absolute paths, so the tables of
-a data directory that was copied lead to the original's files.
+With a local warehouse, nothing is written or deleted outside of it: Iceberg stores absolute paths, so the tables of a copied
+data directory refer to the original's files.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pyiceberg.io import ADLS_ACCOUNT_KEY, GCS_SERVICE_HOST, GCS_TOKEN, PY_IO_IM
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from ister.core.errors import InvalidConfigError
-from ister.core.upkeep import spelling
-from ister.lake.errors import OutsideWarehouseError
-from ister.ports.files import OsFiles
+from ister.core.table.maintenance import spelling
+from ister.lake.errors import OutsideWarehouseError, error_text
+from ister.ports.files.files import OsFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 ROOT = "ister.warehouse-root"
-"""Property of files: the local directory outside of which nothing is written or deleted."""
+"""FileIO property: the local directory outside of which nothing is written or deleted."""
 SYNCED = "ister.lake.files.SyncedFileIO"
 GCS_ANONYMOUS = "gcs.anonymous"
 GCS_CREDENTIALS_PATH = "gcs.credentials-path"
 GCS_CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
-GCS_PATIENCE = timedelta(seconds=30)
-"""How long a call to GCS is tried again; the library's own is a quarter of an hour, for which a tick would stand still."""
+GCS_RETRY_LIMIT = timedelta(seconds=30)
+"""Retry limit of a call to GCS; the library's default of 15 minutes would block a micro-batch."""
 
 PATH_PROPERTIES = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
-"""Properties of a table that name directories for its files."""
+"""Table properties that set directories of its files."""
 
 _OF_FILES = ("s3.", "gcs.", "adls.", "client.", "hdfs.", ROOT, PY_IO_IMPL)
-_FILES = OsFiles()  # remembers which directories are on disk
+_FILES = OsFiles()  # caches which directories are fsynced
 
 
 class _Directories(Protocol):
@@ -58,12 +58,12 @@ class _Directories(Protocol):
 
 
 def is_local(location: str) -> bool:
-    """Tell whether a location is on this machine's disk."""
+    """Return True if a location is on a local disk."""
     return urlparse(location).scheme in {"", "file"}
 
 
 def open_io(properties: Mapping[str, str], location: str) -> FileIO:
-    """Return the files of a location, those that sync if it is local or must be."""
+    """Return the FileIO of a location, the fsyncing one if it is local."""
     chosen = dict(properties)
     if is_local(location) or ROOT in chosen:
         chosen.setdefault(PY_IO_IMPL, SYNCED)
@@ -71,12 +71,12 @@ def open_io(properties: Mapping[str, str], location: str) -> FileIO:
 
 
 def of_files(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties that files need, and none that opens a catalog."""
+    """Return the FileIO properties, without those of the catalog."""
     return {key: str(value) for key, value in properties.items() if key.startswith(_OF_FILES)}
 
 
 def root_of(properties: Mapping[str, str]) -> str | None:
-    """Return the directory that holds every table of a catalog; None where that is a store or a service's business."""
+    """Return the local directory of all tables of a catalog; None with an object store or a REST catalog."""
     if ROOT in properties:
         return properties[ROOT]
     warehouse = properties.get(WAREHOUSE_LOCATION)
@@ -86,12 +86,12 @@ def root_of(properties: Mapping[str, str]) -> str | None:
 
 
 def is_inside(location: str, root: str) -> bool:
-    """Return True if a file or directory lies in a local directory; symbolic links in both paths are resolved."""
+    """Return True if a location is inside a local directory; symbolic links in both paths are resolved."""
     return is_local(location) and Path(spelling(location)).resolve().is_relative_to(Path(root).resolve())
 
 
 def require_inside(table: Table) -> None:
-    """Raise OutsideWarehouseError when a table's location or metadata lies outside of its catalog's local warehouse."""
+    """Raise OutsideWarehouseError if a table's location or metadata is outside of its catalog's local warehouse."""
     root = root_of(table.catalog.properties)
     if root is None:
         return
@@ -105,7 +105,7 @@ def require_inside(table: Table) -> None:
 
 
 def is_empty(files: FileIO, directory: str) -> bool:
-    """Tell whether nothing is in a directory; of files that cannot be listed, that is what is said."""
+    """Return True if the directory is empty or this FileIO cannot list."""
     if not isinstance(files, PyArrowFileIO):
         return True
     scheme, host, path = files.parse_location(directory, files.properties)
@@ -113,9 +113,9 @@ def is_empty(files: FileIO, directory: str) -> bool:
     return not found
 
 
-def sync_local(locations: Iterable[str], home: str) -> None:
-    """Have files of a table be on disk, with their names in the directories from its home on; a store's are there already."""
-    top, directories = Path(spelling(home)), set[Path]()
+def sync_local(locations: Iterable[str], table_location: str) -> None:
+    """Fsync local files of a table, and their directories up to the table's location; a no-op for object stores."""
+    top, directories = Path(spelling(table_location)), set[Path]()
     for path in [Path(spelling(location)) for location in locations if is_local(location)]:
         sync_path(path)
         directories.update(parent for parent in path.parents if parent.is_relative_to(top))
@@ -124,7 +124,7 @@ def sync_local(locations: Iterable[str], home: str) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Have a file's bytes, or a directory's names, be on disk, whoever wrote them."""
+    """Fsync a file or a directory, written by any process."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -133,26 +133,26 @@ def sync_path(path: Path) -> None:
 
 
 def unreachable(files: FileIO, location: str) -> str:
-    """Return why a file's bytes cannot be had; nothing when they can: then it is they that are wrong."""
+    """Return why a file cannot be read, empty if it can: then its content is damaged."""
     try:
         with files.new_input(location).open() as source:
             while source.read(1 << 20):
                 pass
     except OSError as error:
-        return f"{type(error).__name__}: {error}"
+        return error_text(error)
     return ""
 
 
 class SyncedFileIO(PyArrowFileIO):
-    """PyIceberg's files, where a local one is on disk once its stream is closed, and none outside of ROOT is changed."""
+    """A FileIO that fsyncs local files on close, and changes none outside of ROOT."""
 
     def new_output(self, location: str) -> PyArrowFile:
-        """Return a file to write."""
+        """Return an output file."""
         self._require_inside(location)
         plain = super().new_output(location)
         if not is_local(location):
             return plain
-        return _SyncedFile(location, path=plain._path, fs=plain._filesystem)  # noqa: SLF001  # the library has no other way to ask
+        return _SyncedFile(location, path=plain._path, fs=plain._filesystem)  # noqa: SLF001  # the library has no accessor
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file."""
@@ -166,11 +166,11 @@ class SyncedFileIO(PyArrowFileIO):
 
 
 class StoreFileIO(SyncedFileIO):
-    """PyIceberg's files, also those of GCS and Azure; `ister.config.lake` names it for these."""
+    """A FileIO for GCS and Azure; `ister.config.catalog` configures it."""
 
     @staticmethod
     def parse_location(location: str, properties: Mapping[str, str] | None = None) -> tuple[str, str, str]:
-        """Return scheme, host and path; Azure's path begins with the container alone, without the account behind its @."""
+        """Return scheme, host and path; Azure's path begins with the container, without the account after its @."""
         scheme, host, path = SyncedFileIO.parse_location(location, dict(properties or {}))
         if scheme in {"abfs", "abfss"}:
             path = f"{host.partition('@')[0]}{path.removeprefix(host)}"
@@ -179,7 +179,7 @@ class StoreFileIO(SyncedFileIO):
     def _initialize_azure_fs(self) -> FileSystem:
         try:
             b64decode(self.properties.get(ADLS_ACCOUNT_KEY, ""), validate=True)
-        except binascii.Error:  # the library would end the process
+        except binascii.Error:  # the library would abort the process
             raise InvalidConfigError("wal_cloud.cloud.account_key", "is not base64, as keys of Azure are") from None
         return super()._initialize_azure_fs()
 
@@ -187,14 +187,14 @@ class StoreFileIO(SyncedFileIO):
         if GCS_TOKEN in self.properties:
             return super()._initialize_gcs_fs()
         credentials = self.properties.get(GCS_CREDENTIALS_PATH)
-        if credentials is not None and Path(credentials).is_file():  # an executor may have others, elsewhere
-            os.environ.setdefault(GCS_CREDENTIALS_VARIABLE, credentials)  # the only way to tell the library
+        if credentials is not None and Path(credentials).is_file():  # an executor may have its own credentials
+            os.environ.setdefault(GCS_CREDENTIALS_VARIABLE, credentials)  # the library has no parameter for it
         endpoint = urlparse(self.properties.get(GCS_SERVICE_HOST, ""))
         return GcsFileSystem(
             anonymous=self.properties.get(GCS_ANONYMOUS) == "true",
             scheme=endpoint.scheme or None,
             endpoint_override=endpoint.netloc or None,
-            retry_time_limit=GCS_PATIENCE,
+            retry_time_limit=GCS_RETRY_LIMIT,
         )
 
 
@@ -206,7 +206,7 @@ class _SyncedFile(PyArrowFile):
 
 
 class _SyncedStream(io.BufferedWriter):
-    """Bytes that are on disk, with their name, once it is closed."""
+    """A file that is fsynced on close, with its directory."""
 
     def __init__(self, path: Path, mode: str, directories: _Directories) -> None:
         self._directory = path.parent

@@ -1,7 +1,7 @@
-"""Write rows as Parquet files of a table, one a day and of about a size; runs inside Spark's tasks, knows no catalog.
+"""Parquet data files of a table, split by day and target size; runs in Spark tasks, without a catalog.
 
-A file carries field ids, statistics and page checksums: without these a flipped bit is read as another value, silently.
-Its Iceberg statistics travel with its name, so that whoever commits reads no footer.
+Files have field ids, statistics and page checksums: without checksums a flipped bit is read as another value. Their Iceberg
+statistics are returned with the path, so that the commit reads no footer.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.typedef import Record
 
-from ister.core.publish import Run
+from ister.core.table.commit import FileRows
+from ister.lake.columns import DAY, METRICS
 from ister.lake.files import open_io
-from ister.lake.schema import DAY, METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyiceberg.io.pyarrow import StatisticsCollector
 
 ROW_GROUP_BYTES = 16 * 1024 * 1024
-"""What a row group holds in memory before it is written."""
+"""Bytes of a row group in memory before it is written."""
 DAY_US = 86_400_000_000
 
 _ALL_DIFFERENT = frozenset(
@@ -46,7 +46,7 @@ _ALL_DIFFERENT = frozenset(
 
 
 class Written(NamedTuple):
-    """A finished data file, and all that a commit needs to know of it."""
+    """A finished data file, and its metadata for the commit."""
 
     path: str
     bytes: int
@@ -63,21 +63,21 @@ class Written(NamedTuple):
     upper_bounds: dict[int, str]
 
     def to_json(self) -> str:
-        """Write it as text, to come back from a task."""
+        """Return JSON, the result of a Spark task."""
         return json.dumps(self._asdict(), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Written:
-        """Read what `to_json` wrote."""
+        """Parse the result of `to_json`."""
         fields = json.loads(text)
         for name, value in fields.items():
             if isinstance(value, dict):
                 fields[name] = {int(field_id): of_it for field_id, of_it in value.items()}
         return cls(**fields)
 
-    def run(self) -> Run:
-        """Return which messages it holds."""
-        return Run(self.partition, self.first_offset, self.last_offset, self.rows)
+    def file_rows(self) -> FileRows:
+        """Return its rows."""
+        return FileRows(self.partition, self.first_offset, self.last_offset, self.rows)
 
 
 def write_files(
@@ -89,10 +89,10 @@ def write_files(
     name: str,
     target_bytes: int,
 ) -> list[Written]:
-    """Write a table's rows, in the order of their offsets; when it fails, none of its files is left.
+    """Write a table's rows, in offset order; on failure its files are deleted.
 
-    `location` is the table's, `name` makes this attempt's files its own. Batches have the schema of the table's data
-    files, field ids included. No more than a row group and a batch are in memory.
+    `location` is the table's, `name` is unique to this attempt. Batches have the schema of the table's data files, field ids
+    included. At most a row group and a batch are in memory.
     """
     files = open_io(io_properties, location)
     writer = _Writer(files, location, partition, name, target_bytes)
@@ -107,7 +107,7 @@ def write_files(
 
 
 def data_file(written: Written, spec_id: int) -> DataFile:
-    """Return a written file as an entry of a table's manifest."""
+    """Return the manifest entry of a written file."""
     return DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=written.path,
@@ -130,12 +130,12 @@ def data_file(written: Written, spec_id: int) -> DataFile:
 
 
 def open_copy(stream: OutputStream, schema: pa.Schema) -> pq.ParquetWriter:
-    """Open a Parquet file with the columns of another data file, whoever wrote that."""
+    """Open a Parquet file with the columns of another data file, written by any engine."""
     return _parquet_writer(stream, schema, _columns(schema.serialize().to_pybytes()))
 
 
 def copied_file(old: DataFile, path: str, size: int, writer: pq.ParquetWriter, schema: pa.Schema) -> DataFile:
-    """Return a finished copy of some rows of a data file as an entry of a manifest: in the partition of the old one."""
+    """Return the manifest entry of a finished partial copy, in the partition of the old file."""
     found = _statistics(writer, _columns(schema.serialize().to_pybytes()))
     copied = DataFile.from_args(
         content=DataFileContent.DATA,
@@ -153,7 +153,7 @@ def copied_file(old: DataFile, path: str, size: int, writer: pq.ParquetWriter, s
 
 
 class _Writer:
-    """The file of a day that is being written, and those that are finished."""
+    """The open file of a day, and the finished ones."""
 
     def __init__(self, files: FileIO, location: str, partition: int, name: str, target_bytes: int) -> None:
         self._files = files
@@ -169,24 +169,24 @@ class _Writer:
         self._paths: list[str] = []
 
     def write(self, day: int, rows: pa.RecordBatch) -> None:
-        """Take rows of a day, in order."""
+        """Append rows of a day, in order."""
         if self._open is not None and self._open.day != day:
             self._end_file()
-        for piece in _pieces(rows, self._group_bytes):
+        for rows_slice in _slices(rows, self._group_bytes):
             if self._open is None:
-                self._begin_file(day, piece)
-            self._pending.append(piece)
-            self._pending_bytes += piece.nbytes
+                self._begin_file(day, rows_slice)
+            self._pending.append(rows_slice)
+            self._pending_bytes += rows_slice.nbytes
             if self._pending_bytes >= self._group_bytes:
                 self._end_group()
 
     def finish(self) -> list[Written]:
-        """End the last file; returns all."""
+        """Close the last file and return all."""
         self._end_file()
         return self._done
 
     def discard(self) -> None:
-        """Take away what was written; what cannot be deleted is in no snapshot."""
+        """Delete the written files; one that cannot be deleted is in no snapshot."""
         if self._open is not None:
             with suppress(Exception):
                 self._open.stream.close()
@@ -220,7 +220,7 @@ class _Writer:
 
 
 class _Columns(NamedTuple):
-    """What is told of the columns of files that have one schema."""
+    """The statistics plan and field ids of a schema."""
 
     statistics: dict[int, StatisticsCollector]
     ids: dict[str, int]
@@ -228,7 +228,7 @@ class _Columns(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _columns(schema: bytes) -> _Columns:
-    """Work it out of a schema; by its bytes, as two schemas are equal for Arrow when only their field ids differ."""
+    """Return them for a serialized schema, as Arrow ignores field ids when it compares schemas."""
     found = pyarrow_to_schema(pa.ipc.read_schema(pa.BufferReader(schema)))
     return _Columns(compute_statistics_plan(found, METRICS), parquet_path_to_id_mapping(found))
 
@@ -246,13 +246,13 @@ def _parquet_writer(stream: OutputStream, schema: pa.Schema, columns: _Columns) 
 
 
 def _statistics(writer: pq.ParquetWriter, columns: _Columns) -> dict[str, Any]:
-    """Return what Iceberg keeps of a file that is closed."""
+    """Return the Iceberg statistics of a closed file."""
     found = data_file_statistics_from_parquet_metadata(writer.writer.metadata, columns.statistics, columns.ids)
     return found.to_serialized_dict()
 
 
 class _OpenFile:
-    """A file under way; on a local disk it is synced when it is closed."""
+    """An open file; on a local disk it is fsynced on close."""
 
     def __init__(self, path: str, day: int, first_offset: int, schema: pa.Schema, stream: OutputStream) -> None:
         self.path = path
@@ -269,7 +269,7 @@ class _OpenFile:
         self._last = table.column("topic_offset")[-1].as_py()
 
     def close(self, partition: int) -> Written:
-        """Finish the file; returns what is to be known of it."""
+        """Close the file and return its metadata."""
         self._writer.close()
         size = self.stream.tell()
         self.stream.close()
@@ -292,7 +292,7 @@ class _OpenFile:
 
 
 def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a batch where the day of its append time changes."""
+    """Split a batch by the day of its append time."""
     if not batch.num_rows:
         return
     days = batch.column("append_time").view(pa.int64()).to_numpy() // DAY_US
@@ -301,8 +301,8 @@ def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield int(days[start]), batch.slice(start, stop - start)
 
 
-def _pieces(rows: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
-    """Cut rows into pieces of about a size."""
+def _slices(rows: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+    """Split rows into slices of about a size."""
     step = max(1, -(-rows.num_rows * size // max(1, rows.nbytes)))
     for start in range(0, rows.num_rows, step):
         yield rows.slice(start, step)

@@ -1,8 +1,8 @@
-"""Mend a table that is not as it was left: keep what it holds without a hole, cut off the rest, and let it say so.
+"""Repair of a table that contradicts its committed offsets: truncate it to its contiguous prefix.
 
-One commit cuts and tells how far the table goes now; the pipeline appends what is missing at its next tick, from the log or
-the objects. Nothing is cut that they could not give back. A data file that is gone or damaged is a hole like any other, and
-leaves the table in the same commit; unless an older snapshot, from before a compaction, still has its rows.
+One commit truncates each partition and records its new end; the pipeline then appends the rest from log or objects. Nothing
+is truncated that they do not hold. A missing or damaged data file is a gap like any other and is removed in the same commit,
+unless an older snapshot, from before a compaction, still has its rows.
 """
 
 from __future__ import annotations
@@ -20,33 +20,18 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table, Transaction
-from pyiceberg.table.snapshots import (
-    TOTAL_EQUALITY_DELETES,
-    TOTAL_POSITION_DELETES,
-    TOTAL_RECORDS,
-    Summary,
-    ancestors_of,
-)
+from pyiceberg.table.snapshots import TOTAL_RECORDS, Summary, ancestors_of
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from ister.core.errors import CorruptError, CorruptMetadataError, IsterError
-from ister.core.layout import OFFSET_MAX, Part
-from ister.core.tables import (
-    EPOCH,
-    GENERATION,
-    TOPIC,
-    UPTO,
-    offsets_of,
-    offsets_text,
-    table_of,
-    with_generation,
-    with_hash,
-)
-from ister.core.upkeep import GRACE_MS_MAX, spelling
+from ister.core.table.data_files import OFFSET_MAX, DataFileEntry
+from ister.core.table.maintenance import GRACE_MS_MAX, spelling
+from ister.core.table.names import EPOCH, UPTO, is_of, offsets_of, offsets_text, table_names
 from ister.lake.catalog import load_iceberg
-from ister.lake.commit import LakeTable, require_format
+from ister.lake.columns import differs
+from ister.lake.data_file_rows import OFFSETS, read_rows
 from ister.lake.deletes import deleted_of
 from ister.lake.errors import (
     CommitConflictError,
@@ -54,13 +39,13 @@ from ister.lake.errors import (
     LakeUnavailableError,
     OutsideWarehouseError,
     TableMovedError,
+    error_text,
 )
 from ister.lake.files import is_inside, is_local, of_files, open_io, require_inside, root_of, unreachable
-from ister.lake.index import FileIndex
-from ister.lake.lane import OFFSETS, read_lane
-from ister.lake.rewrite import Behind, Overwrite, discard, replacements
-from ister.lake.schema import differs
-from ister.lake.snapshot import Stage, delete_all, is_superseded, stamp
+from ister.lake.manifests import SnapshotFiles
+from ister.lake.rewrite import Overwrite, Truncation, discard, replacements
+from ister.lake.snapshot import Stage, delete_all, is_superseded, row_totals, stamp
+from ister.lake.table import LakeTable, require_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,13 +61,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 SHOWN_MAX = 3
-"""So many of the data files that cannot be read are named."""
+"""Unreadable data files that a diagnosis names."""
 ANCESTORS_MAX = 100
-"""How many older snapshots are looked at for what a newer one has lost."""
+"""Older snapshots that are searched for lost rows."""
 
 
 class RepairRefusedError(CorruptError):
-    """What would have to be appended again is nowhere any more."""
+    """Neither log nor objects hold the messages that a repair would have to append again."""
 
     def __init__(self, table: str, losses: Sequence[str]) -> None:
         self.table = table
@@ -94,62 +79,62 @@ class RepairRefusedError(CorruptError):
 
 
 class Cut(NamedTuple):
-    """What becomes of one partition: its `rows` at or behind `keep` go, and it goes as far as that."""
+    """The truncation of one partition to the offsets below `keep`, which removes `rows`."""
 
     partition: int
     said: int
-    """How far the table says it goes."""
+    """The end that the table records."""
     keep: int
     rows: int
 
     @property
     def changes(self) -> bool:
-        """Tell whether there is anything to do."""
+        """True if the partition has to be changed."""
         return self.rows > 0 or self.said != self.keep
 
 
 class Offsets:
-    """Which offsets of a partition there are, in whatever order and pieces they come: as runs without a hole, so a few."""
+    """The set of offsets of a partition, added in any order, as contiguous runs."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.end = 0
-        """The offset behind the last one, also of rows that cannot be read."""
+        """The offset after the last one, unreadable rows included."""
         self._starts = np.empty(0, np.int64)
         self._stops = np.empty(0, np.int64)
-        self._twice: int | None = None
+        self._duplicate: int | None = None
 
     @property
     def runs(self) -> int:
-        """How many runs they make up."""
+        """The number of runs."""
         return len(self._starts)
 
     @property
     def whole_below(self) -> int:
-        """The offset below which each is there once: the first that is missing, or that is there twice."""
+        """The first offset that is missing or duplicated."""
         if not self.runs or self._starts[0] != 0:
             return 0
-        first_hole = int(self._stops[0])
-        return first_hole if self._twice is None else min(first_hole, self._twice)
+        first_gap = int(self._stops[0])
+        return first_gap if self._duplicate is None else min(first_gap, self._duplicate)
 
     def add(self, offsets: npt.NDArray[np.int64]) -> None:
-        """Count some more."""
+        """Add offsets."""
         if not len(offsets):
             return
         self.rows += len(offsets)
         ordered = np.sort(offsets)
         self.end = max(self.end, int(ordered[-1]) + 1)
         steps = np.diff(ordered)
-        self._note_twice(ordered[1:][steps == 0])
+        self._note_duplicates(ordered[1:][steps == 0])
         cuts = np.flatnonzero(steps > 1)
         self._unite(ordered[[0, *(cuts + 1)]], ordered[[*cuts, -1]] + 1)
 
     def join(self, other: Offsets) -> None:
-        """Count what was counted elsewhere."""
+        """Add those of another set."""
         self.rows += other.rows
         self.end = max(self.end, other.end)
-        if other._twice is not None:
-            self._note_twice(np.array([other._twice]))
+        if other._duplicate is not None:
+            self._note_duplicates(np.array([other._duplicate]))
         if other.runs:
             self._unite(other._starts, other._stops)
 
@@ -157,27 +142,27 @@ class Offsets:
         starts, stops = np.concatenate((self._starts, starts)), np.concatenate((self._stops, stops))
         order = np.argsort(starts, kind="stable")
         starts, stops = starts[order], np.maximum.accumulate(stops[order])
-        self._note_twice(starts[1:][starts[1:] < stops[:-1]])
+        self._note_duplicates(starts[1:][starts[1:] < stops[:-1]])
         breaks = np.flatnonzero(starts[1:] > stops[:-1])
         self._starts, self._stops = starts[[0, *(breaks + 1)]], stops[[*breaks, -1]]
 
-    def _note_twice(self, offsets: npt.NDArray[np.int64]) -> None:
+    def _note_duplicates(self, offsets: npt.NDArray[np.int64]) -> None:
         if len(offsets):
             first = int(offsets[0])
-            self._twice = first if self._twice is None else min(first, self._twice)
+            self._duplicate = first if self._duplicate is None else min(first, self._duplicate)
 
 
 class Fallback(NamedTuple):
     """A table whose newest metadata file cannot be read, and the newest one before it that can."""
 
     table: Table
-    """As that older file has it."""
+    """As of that older file."""
     broken: str
     reason: str
 
 
 class Served(NamedTuple):
-    """The offsets [start, next) of a partition that log and objects hold durably, without a gap; never what a table has."""
+    """The offsets [start, next) of a partition that log and objects hold durably, without a gap; not its table."""
 
     start: int
     next: int
@@ -185,47 +170,36 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong with a table as of one snapshot; `found` says it, beside where to cut."""
+    """The problems of a table as of one snapshot: `found` describes them, `cuts` repair them."""
 
     table: Table
     cuts: Sequence[Cut]
     found: str
-    ruined: Sequence[str] = ()
-    """Data files that are gone or damaged, and leave the table."""
+    unreadable: Sequence[str] = ()
+    """Missing or damaged data files, which are removed."""
     back_to: Snapshot | None = None
-    """An older snapshot that is all there and holds more than what is left of the newest."""
+    """A complete older snapshot with more rows than the newest has left."""
     ends: Mapping[int, int] = field(default_factory=dict)
-    """Partition to the offset behind its last row in the newest snapshot, readable or not."""
+    """Partition to the offset after its last row in the newest snapshot, readable or not."""
 
     @property
     def sound(self) -> bool:
-        """Tell whether nothing is wrong."""
+        """True if nothing is wrong."""
         return not self.found and not any(cut.changes for cut in self.cuts)
 
     @property
     def upto(self) -> dict[int, int]:
-        """How far the table goes once it is mended."""
+        """The committed offsets after the repair."""
         return {cut.partition: cut.keep for cut in self.cuts if cut.keep or cut.said}
-
-
-def names_of(topic: TopicName, generation: int) -> list[tuple[str, str]]:
-    """Return every name that a topic's table can have, the likely ones first."""
-    plain, hashed = table_of(topic), with_hash(topic)
-    return [plain, hashed, with_generation(plain, generation), with_generation(hashed, generation)]
-
-
-def is_of(properties: Mapping[str, str], topic: TopicName, generation: int) -> bool:
-    """Tell whether a table says that it is this topic's."""
-    return properties.get(TOPIC) == str(topic) and properties.get(GENERATION) == str(generation)
 
 
 def find_table(catalog: Catalog, topic: TopicName, generation: int) -> Table | None:
     """Return a topic's table, None when there is none; LakeUnavailableError when one cannot be read."""
-    for name in names_of(topic, generation):
+    for name in table_names(topic, generation):
         try:
             table = load_iceberg(catalog, name)
         except Exception as error:
-            raise LakeUnavailableError(".".join(name), "read", _said(error)) from error
+            raise LakeUnavailableError(".".join(name), "read", error) from error
         if table is not None and is_of(table.properties, topic, generation):
             require_inside(table)
             return table
@@ -233,10 +207,10 @@ def find_table(catalog: Catalog, topic: TopicName, generation: int) -> Table | N
 
 
 def fallback_of(catalog: Catalog, topic: TopicName, generation: int) -> Fallback | None:
-    """Return the older metadata to go back to when a topic's table cannot be read, on a local disk and a SQL catalog."""
+    """Return the newest readable older metadata of an unreadable table; only for a SQL catalog and a local warehouse."""
     if not isinstance(catalog, SqlCatalog):
         return None
-    for name in names_of(topic, generation):
+    for name in table_names(topic, generation):
         pointers = _pointers(catalog, name)
         if pointers is None or not is_local(pointers[0]):
             continue
@@ -253,8 +227,8 @@ def fallback_of(catalog: Catalog, topic: TopicName, generation: int) -> Fallback
 
 
 def fall_back(catalog: Catalog, fallback: Fallback) -> None:
-    """Point the catalog at the older metadata, unless it was pointed elsewhere meanwhile."""
-    assert isinstance(catalog, SqlCatalog), "no other has a fallback"
+    """Point the catalog at the older metadata by compare-and-swap."""
+    assert isinstance(catalog, SqlCatalog), "other catalogs have no fallback"
     name = fallback.table.name()
     row = [*_row(catalog, name), IcebergTables.metadata_location == fallback.broken]
     chosen = {"metadata_location": fallback.table.metadata_location, "previous_metadata_location": None}
@@ -266,25 +240,25 @@ def fall_back(catalog: Catalog, fallback: Fallback) -> None:
     log.warning("table_fell_back", table=".".join(name), broken=fallback.broken, chosen=chosen["metadata_location"])
 
 
-def cuts_of(held: Mapping[int, Offsets], said: Mapping[int, int] | None) -> list[Cut]:
-    """Decide where to cut each partition; `said` is how far the table says it goes, None when that cannot be read.
+def cuts_of(held: Mapping[int, Offsets], recorded: Mapping[int, int] | None) -> list[Cut]:
+    """Return the truncation of each partition; `recorded` are the ends in the table's property, None when unreadable.
 
-    Rows behind what the table says are nobody's: the pipeline would append their offsets a second time.
+    Rows after the recorded end are truncated: the pipeline would append their offsets a second time.
     """
     cuts = []
-    for partition in sorted({*held, *(said or {})}):
+    for partition in sorted({*held, *(recorded or {})}):
         offsets = held.get(partition, Offsets())
-        told = offsets.whole_below if said is None else said.get(partition, 0)
-        keep = min(offsets.whole_below, told)
-        cuts.append(Cut(partition, told, keep, offsets.rows - keep))
+        end = offsets.whole_below if recorded is None else recorded.get(partition, 0)
+        keep = min(offsets.whole_below, end)
+        cuts.append(Cut(partition, end, keep, offsets.rows - keep))
     return cuts
 
 
 def losses(cuts: Sequence[Cut], served: Mapping[int, Served], ends: Mapping[int, int]) -> Iterator[str]:
-    """Name every offset that a repair would lose, because log and objects do not hold it.
+    """Describe every offset that a repair would lose, because log and objects do not hold it.
 
-    The pipeline must append [keep, …) again, so each of these offsets up to what the table says (`said`) and up to its last
-    row (`ends`) must be in log or objects.
+    The pipeline must append [keep, …) again, so log or objects must hold all offsets up to the recorded end (`said`) and
+    the last row (`ends`).
     """
     for cut in cuts:
         stop = max(cut.said, ends.get(cut.partition, 0))
@@ -313,63 +287,61 @@ def losses(cuts: Sequence[Cut], served: Mapping[int, Served], ends: Mapping[int,
 
 
 def examine(table: Table, topic: TopicName, generation: int) -> Diagnosis:
-    """Read which offsets a table really holds, two columns of all its rows, and compare with what it says.
+    """Compare the offsets in a table, read from two columns of all its rows, with its recorded ends.
 
-    LakeUnavailableError when a file cannot be reached: it is not taken for one that is gone.
+    LakeUnavailableError when a file cannot be reached: it does not count as missing.
     """
     name = ".".join(table.name())
     require_format(table)
     if wrong := differs(table.schema()):
         raise TableMovedError(name, wrong)
-    found, said = "", None
+    found, recorded = "", None
     try:
-        said = offsets_of(table.properties.get(UPTO, ""), name)
+        recorded = offsets_of(table.properties.get(UPTO, ""), name)
         LakeTable(table, topic, generation).check_surplus()
     except TableMovedError as error:
         found = error.found
     except CorruptMetadataError as error:
         found = str(error)
-    held, ruined = _held(table, table.current_snapshot())
-    cuts = cuts_of(held, said)
+    held, unreadable = _held(table, table.current_snapshot())
+    cuts = cuts_of(held, recorded)
     ends = {partition: offsets.end for partition, offsets in held.items()}
-    told = [found] if found else []
-    told += [f"data file {path}: {reason}" for path, reason in list(ruined.items())[:SHOWN_MAX]]
-    told += [f"{len(ruined) - SHOWN_MAX:,} more data files like these"] if len(ruined) > SHOWN_MAX else []
-    for older in _ancestors(table, ruined, _kept(cuts)) if ruined else ():
-        there, lost = _held(table, older)
-        then = cuts_of(there, said)
-        if not lost and not any(cut.rows for cut in then) and _kept(then) > _kept(cuts):
-            told.append(f"an older snapshot is all there: it goes back to snapshot {older.snapshot_id}")
-            return Diagnosis(table, then, "; ".join(told), back_to=older, ends=ends)
-    return Diagnosis(table, cuts, "; ".join(told), tuple(ruined), ends=ends)
+    problems = [found] if found else []
+    problems += [f"data file {path}: {reason}" for path, reason in list(unreadable.items())[:SHOWN_MAX]]
+    if len(unreadable) > SHOWN_MAX:
+        problems.append(f"{len(unreadable) - SHOWN_MAX:,} more data files like these")
+    for older in _ancestors(table, unreadable, _rows_left(cuts)) if unreadable else ():
+        held_then, lost = _held(table, older)
+        then = cuts_of(held_then, recorded)
+        if not lost and not any(cut.rows for cut in then) and _rows_left(then) > _rows_left(cuts):
+            problems.append(f"an older snapshot is all there: it goes back to snapshot {older.snapshot_id}")
+            return Diagnosis(table, then, "; ".join(problems), back_to=older, ends=ends)
+    return Diagnosis(table, cuts, "; ".join(problems), tuple(unreadable), ends=ends)
 
 
 def mend(diagnosis: Diagnosis) -> None:
-    """Cut, and tell how far the table goes, in one commit on top of the snapshot that was examined.
+    """Truncate the table and record its ends, in one commit on top of the examined snapshot.
 
-    CommitConflictError: another came first, look anew. CommitUnknownError: look whether it has landed.
+    CommitConflictError: another commit came first, examine again. CommitUnknownError: it may have landed.
     """
     table, name = diagnosis.table, ".".join(diagnosis.table.name())
     upto = offsets_text(diagnosis.upto)
     summary = {UPTO: upto, EPOCH: table.properties.get(EPOCH, "0")}
     try:
-        if diagnosis.back_to is not None:
-            staged = Stage(table, {}, grace_ms=GRACE_MS_MAX).write([], summary, {UPTO: upto}, onto=diagnosis.back_to)
-            _commit(table, staged.requirements, staged.updates, _kept(diagnosis.cuts))
-        elif diagnosis.ruined or any(cut.rows for cut in diagnosis.cuts):
+        if diagnosis.back_to is None and (diagnosis.unreadable or any(cut.rows for cut in diagnosis.cuts)):
             _overwrite(diagnosis, summary)
         else:
-            staged = Stage(table, {}, grace_ms=GRACE_MS_MAX).write([], summary, {UPTO: upto})
-            _commit(table, staged.requirements, staged.updates, _kept(diagnosis.cuts))
+            staged = Stage(table, {}, grace_ms=GRACE_MS_MAX).write([], summary, {UPTO: upto}, onto=diagnosis.back_to)
+            _commit(table, staged.requirements, staged.updates, _rows_left(diagnosis.cuts))
     except IsterError:
         raise
     except Exception as error:
-        raise LakeUnavailableError(name, "write manifests of", _said(error)) from error
+        raise LakeUnavailableError(name, "write manifests of", error) from error
     log.info("table_mended", table=name, upto=upto, rows=sum(cut.rows for cut in diagnosis.cuts))
 
 
 class _Once(Transaction):
-    """The library's transaction, committed once: its own tries again, and deletes manifests after a refusal unasked."""
+    """PyIceberg's transaction, committed once: its own retries, and deletes manifests after a conflict."""
 
     def __init__(self, table: Table, rows: int) -> None:
         super().__init__(table)
@@ -382,12 +354,12 @@ class _Once(Transaction):
 
 
 def _overwrite(diagnosis: Diagnosis, summary: dict[str, str]) -> None:
-    """Commit the table without its ruined data files and without the rows behind the cuts."""
+    """Commit the table without its unreadable data files and the truncated rows."""
     table, snapshot = diagnosis.table, diagnosis.table.current_snapshot()
     assert snapshot is not None, "it has files"
-    behind = [Behind(cut.partition, cut.keep) for cut in diagnosis.cuts if cut.rows]
-    files = replacements(table, snapshot, diagnosis.ruined, behind)
-    transaction = _Once(table, _kept(diagnosis.cuts))
+    truncations = [Truncation(cut.partition, cut.keep) for cut in diagnosis.cuts if cut.rows]
+    files = replacements(table, snapshot, diagnosis.unreadable, truncations)
+    transaction = _Once(table, _rows_left(diagnosis.cuts))
     try:
         with Overwrite(transaction, table.io, summary) as change:
             for one in files:
@@ -404,30 +376,30 @@ def _overwrite(diagnosis: Diagnosis, summary: dict[str, str]) -> None:
 def _commit(
     table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...], rows: int
 ) -> None:
-    """Commit once what leaves so many rows; whatever is said to it, look whether it has landed."""
+    """Commit once, with `rows` left; after any error check whether it has landed."""
     name = ".".join(table.name())
     updates, made = _settled(table, updates, rows)
-    assert made, "without a snapshot, the assertion of a commit under way would not see it"
+    assert made, "without a snapshot, commits in flight would not conflict with it"
     try:
         table.catalog.commit_table(table, requirements, updates)
     except Exception as error:
         try:
             fresh = table.catalog.load_table(table.name())
-        except Exception:  # noqa: BLE001  # then nobody knows
-            raise CommitUnknownError(name, _said(error)) from error
+        except Exception:  # noqa: BLE001  # then the outcome is unknown
+            raise CommitUnknownError(name, error) from error
         if fresh.metadata.snapshot_by_id(made[-1].snapshot_id) is not None:
             return
         if is_superseded(made[0], fresh.metadata):
             delete_all(table, [path for snapshot in made for path in _written(table, snapshot)])
         elif not isinstance(error, CommitFailedException):
-            raise CommitUnknownError(name, _said(error)) from error
-        raise CommitConflictError(name, 1, _said(error)) from error
+            raise CommitUnknownError(name, error) from error
+        raise CommitConflictError(name, 1, error) from error
 
 
 def _settled(
     table: Table, updates: tuple[TableUpdate, ...], rows: int
 ) -> tuple[tuple[TableUpdate, ...], list[Snapshot]]:
-    """Have snapshots come behind what the table has, whatever the clock says, and count no row too many; returns them, too."""
+    """Return the updates with corrected timestamps and row counts of snapshots, and these snapshots."""
     made: list[Snapshot] = []
     settled: list[TableUpdate] = []
     for change in updates:
@@ -442,17 +414,16 @@ def _settled(
 
 
 def _counted(summary: Summary | None, rows: int) -> Summary | None:
-    """Correct the number of rows: the library counts a file once that was in the table twice and is taken out."""
+    """Return a summary with the right row count: PyIceberg subtracts a removed file once though it was listed twice."""
     if summary is None:
         return None
-    totals = summary.additional_properties
-    deletes = int(totals.get(TOTAL_POSITION_DELETES, 0)) + int(totals.get(TOTAL_EQUALITY_DELETES, 0))
-    most = min(int(totals.get(TOTAL_RECORDS, 0)), rows + deletes)
-    return Summary(operation=summary.operation, **{**totals, TOTAL_RECORDS: str(most)})
+    records, deletes = row_totals(summary)
+    totals = {**summary.additional_properties, TOTAL_RECORDS: str(min(records, rows + deletes))}
+    return Summary(operation=summary.operation, **totals)
 
 
 def _written(table: Table, snapshot: Snapshot) -> Iterator[str]:
-    """Name the files that were written for a snapshot."""
+    """Yield the files that were written for a snapshot."""
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id == snapshot.snapshot_id:
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
@@ -463,7 +434,7 @@ def _written(table: Table, snapshot: Snapshot) -> Iterator[str]:
 
 
 def _pointers(catalog: SqlCatalog, name: tuple[str, str]) -> tuple[str, str | None] | None:
-    """Return where the metadata of a table is and was, None when there is no such table."""
+    """Return the current and the previous metadata location of a table, None when there is no such table."""
     columns = IcebergTables.metadata_location, IcebergTables.previous_metadata_location
     with Session(catalog.engine) as session:
         found = session.execute(select(*columns).where(*_row(catalog, name))).first()
@@ -479,7 +450,7 @@ def _row(catalog: SqlCatalog, name: tuple[str, ...]) -> list[ColumnElement[bool]
 
 
 def _older(current: str, previous: str | None) -> Iterator[str]:
-    """Give the metadata files before the current one: the one before it, then what else lies there, newest first."""
+    """Yield older metadata files: the previous one, then the others of its directory, newest first."""
     if previous is not None:
         yield previous
     directory = Path(spelling(current)).parent
@@ -489,7 +460,7 @@ def _older(current: str, previous: str | None) -> Iterator[str]:
 
 
 def _read(catalog: Catalog, name: tuple[str, str], location: str) -> tuple[Table | None, str]:
-    """Read a metadata file and the manifests that it leads to; returns the table, or what is wrong."""
+    """Read a metadata file and the manifests of its snapshot; return the table, or the problem."""
     files = open_io(of_files(catalog.properties), location)
     try:
         metadata = FromInputFile.table_metadata(files.new_input(location))
@@ -497,62 +468,56 @@ def _read(catalog: Catalog, name: tuple[str, str], location: str) -> tuple[Table
         snapshot = table.current_snapshot()
         for manifest in () if snapshot is None else snapshot.manifests(files):
             manifest.fetch_manifest_entry(files)
-    except Exception as error:  # noqa: BLE001  # however it is broken, it cannot be used
-        return None, _said(error)
+    except Exception as error:  # noqa: BLE001  # however it is damaged, it cannot be used
+        return None, error_text(error)
     return table, ""
 
 
-def _kept(cuts: Sequence[Cut]) -> int:
+def _rows_left(cuts: Sequence[Cut]) -> int:
     return sum(cut.keep for cut in cuts)
 
 
-def _ancestors(table: Table, ruined: Mapping[str, str], rows: int) -> Iterator[Snapshot]:
-    """Give the older snapshots with more than so many rows, all in other files, newest first: from before a compaction."""
+def _ancestors(table: Table, unreadable: Mapping[str, str], rows: int) -> Iterator[Snapshot]:
+    """Yield older snapshots with more than `rows` rows, all in readable files, newest first: from before a compaction."""
     ancestors = ancestors_of(table.current_snapshot(), table.metadata)
     for snapshot in islice(ancestors, 1, ANCESTORS_MAX):
-        index = FileIndex()
         try:
-            index.turn(snapshot, table.io)
-        except Exception as error:  # noqa: BLE001  # its manifests may have been let go; others may do
-            log.info(
-                "snapshot_not_read", table=".".join(table.name()), snapshot=snapshot.snapshot_id, cause=_said(error)
-            )
+            entries = SnapshotFiles(snapshot, table.io).entries
+        except Exception as error:  # noqa: BLE001  # its manifests may be deleted; an older snapshot may do
+            name, cause = ".".join(table.name()), error_text(error)
+            log.info("snapshot_not_read", table=name, snapshot=snapshot.snapshot_id, cause=cause)
             continue
-        if sum(part.rows for part in index.parts) > rows and not any(part.path in ruined for part in index.parts):
+        if sum(entry.rows for entry in entries) > rows and not any(entry.path in unreadable for entry in entries):
             yield snapshot
 
 
 def _held(table: Table, snapshot: Snapshot | None) -> tuple[dict[int, Offsets], dict[str, str]]:
-    """Read the offsets of each partition, a few MiB at a time; and which data files cannot be read, and why."""
-    name, held, ruined = ".".join(table.name()), dict[int, Offsets](), dict[str, str]()
-    index, unread = FileIndex(), list[Part]()
+    """Return the offsets of each partition, and the problem of each unreadable data file; reads a few MiB at a time."""
+    name, held = ".".join(table.name()), dict[int, Offsets]()
+    unreadable, unread = dict[str, str](), list[DataFileEntry]()
     try:
-        index.turn(snapshot, table.io)
+        listed = SnapshotFiles(snapshot, table.io)
     except Exception as error:
-        raise LakeUnavailableError(name, "list files of", _said(error)) from error
-    for part in index.parts:
+        raise LakeUnavailableError(name, "list files of", error) from error
+    for entry in listed.entries:
         found: dict[int, Offsets] = {}
         try:
-            for rows in read_lane(table.io, part, None, deleted_of(part, index.deletes, table.io), OFFSETS):
+            for rows in read_rows(table.io, entry, None, deleted_of(entry, listed.deletes, table.io), OFFSETS):
                 numbers, offsets = rows["partition"].to_numpy(), rows["topic_offset"].to_numpy()
                 for number in np.unique(numbers):
                     found.setdefault(int(number), Offsets()).add(offsets[numbers == number])
         except (OSError, ValueError, pa.ArrowException) as error:
-            is_gone = isinstance(error, FileNotFoundError)
-            if not is_gone and isinstance(error, OSError) and (problem := unreachable(table.io, part.path)):
-                raise LakeUnavailableError(name, f"read {part.path} of", problem) from error
-            ruined[part.path] = "it is not there" if is_gone else f"it cannot be decoded ({error})"
-            unread.append(part)
+            is_missing = isinstance(error, FileNotFoundError)
+            if not is_missing and isinstance(error, OSError) and (problem := unreachable(table.io, entry.path)):
+                raise LakeUnavailableError(name, f"read {entry.path} of", problem) from error
+            unreadable[entry.path] = "it is not there" if is_missing else f"it cannot be decoded ({error})"
+            unread.append(entry)
             continue
         for partition, seen in found.items():
             held.setdefault(partition, Offsets()).join(seen)
-    for part in unread:
-        first, last = part.partition_first, part.partition_last
+    for entry in unread:
+        first, last = entry.partition_first, entry.partition_last
         for number in {first, last, *(one for one in held if first <= one <= last)} - {OFFSET_MAX}:
             lost = held.setdefault(number, Offsets())
-            lost.end = max(lost.end, part.last + 1 if part.last < OFFSET_MAX else 0)
-    return held, ruined
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+            lost.end = max(lost.end, entry.last + 1 if entry.last < OFFSET_MAX else 0)
+    return held, unreadable

@@ -1,4 +1,4 @@
-"""Data files without some of their rows: the rest is copied as it is, in the file's own Arrow schema.
+"""Copy-on-write deletes: data files are rewritten without some rows, in the file's own Arrow schema.
 
 PyIceberg's own rewrite projects rows to the table's schema, and its projection loses the nulls of lists and maps of structs.
 """
@@ -16,10 +16,10 @@ from pyiceberg.table.snapshots import Operation, SnapshotSummaryCollector, Summa
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import EMPTY_DICT
 
+from ister.lake.data_file_rows import OFFSET_ID, OFFSETS, PARTITION_ID, by_field_id, columns_of, read_rows, rows_a_batch
 from ister.lake.deletes import deleted_of
 from ister.lake.errors import CorruptRowsError
-from ister.lake.index import FileIndex
-from ister.lake.lane import OFFSET_ID, OFFSETS, PARTITION_ID, by_field_id, columns_of, read_lane, rows_a_batch
+from ister.lake.manifests import SnapshotFiles
 from ister.lake.parquet import ROW_GROUP_BYTES, copied_file, open_copy
 
 if TYPE_CHECKING:
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
 
-    from ister.core.layout import Part
-    from ister.lake.deletes import Deleted
+    from ister.core.table.data_files import DataFileEntry
+    from ister.lake.deletes import DeletedRows
 
 NAMES = tuple(OFFSETS.values())
 
 
-class Behind(NamedTuple):
-    """Rows of a partition at or behind an offset; all of the partition's when that is 0."""
+class Truncation(NamedTuple):
+    """The rows of a partition at or after an offset; all of its rows when that is 0."""
 
     partition: int
     offset: int
 
 
 class Replacement(NamedTuple):
-    """A data file that leaves a table, and what takes its place; None when nothing of it is left."""
+    """A data file to remove, and the file that replaces it; None when no row is left."""
 
     old: DataFile
     new: DataFile | None
 
 
 class Overwrite(_OverwriteFiles):
-    """PyIceberg's overwrite, where a file that is added keeps the partition spec of the one that it replaces."""
+    """PyIceberg's overwrite, where an added file has the partition spec of the file that it replaces."""
 
     def __init__(self, transaction: Transaction, files: FileIO, summary: dict[str, str]) -> None:
         super().__init__(Operation.OVERWRITE, transaction, files, snapshot_properties=summary)
@@ -91,16 +91,16 @@ class Overwrite(_OverwriteFiles):
 
 
 def replacements(
-    table: Table, snapshot: Snapshot, ruined: Collection[str], behind: Sequence[Behind]
+    table: Table, snapshot: Snapshot, unreadable: Collection[str], truncations: Sequence[Truncation]
 ) -> list[Replacement]:
-    """Write the data files anew that hold rows behind the cuts, without these; `ruined` ones leave the table as a whole.
+    """Rewrite the data files that hold truncated rows; unreadable files are removed as a whole.
 
-    Whatever goes wrong, none of the new files is left. CorruptRowsError when rows that are to be kept cannot be read.
+    On failure the new files are deleted. CorruptRowsError when rows that stay cannot be read.
     """
     found: list[Replacement] = []
     try:
-        for one in _replacements(table, snapshot, ruined, behind):
-            found.append(one)  # noqa: PERF402  # those before a failure are to be deleted
+        for one in _replacements(table, snapshot, unreadable, truncations):
+            found.append(one)  # noqa: PERF402  # those before a failure are deleted
     except BaseException:
         discard(table.io, found)
         raise
@@ -108,62 +108,64 @@ def replacements(
 
 
 def discard(files: FileIO, found: Sequence[Replacement]) -> None:
-    """Delete new files that no snapshot refers to."""
+    """Delete new files, which no snapshot refers to."""
     for one in found:
         if one.new is not None:
             files.delete(one.new.file_path)
 
 
 def _replacements(
-    table: Table, snapshot: Snapshot, ruined: Collection[str], behind: Sequence[Behind]
+    table: Table, snapshot: Snapshot, unreadable: Collection[str], truncations: Sequence[Truncation]
 ) -> Iterator[Replacement]:
-    index, files = FileIndex(), table.io
-    index.turn(snapshot, files)
+    files = table.io
+    listed = SnapshotFiles(snapshot, files)
     entries = {
         entry.data_file.file_path: entry.data_file
         for manifest in snapshot.manifests(files)
         for entry in manifest.fetch_manifest_entry(files, discard_deleted=True)
         if entry.data_file.content == DataFileContent.DATA
     }
-    for part in {part.path: part for part in index.parts}.values():
-        old = entries[part.path]
-        if part.path in ruined:
+    for entry in {entry.path: entry for entry in listed.entries}.values():
+        old = entries[entry.path]
+        if entry.path in unreadable:
             yield Replacement(old, None)
             continue
         cuts = [
             cut
-            for cut in behind
-            if part.last >= cut.offset and part.partition_first <= cut.partition <= part.partition_last
+            for cut in truncations
+            if entry.last >= cut.offset and entry.partition_first <= cut.partition <= entry.partition_last
         ]
         if not cuts:
             continue
-        deleted = deleted_of(part, index.deletes, files)
-        rows = kept = 0
-        for batch in read_lane(files, part, None, deleted, OFFSETS):
+        deleted = deleted_of(entry, listed.deletes, files)
+        rows = left = 0
+        for batch in read_rows(files, entry, None, deleted, OFFSETS):
             rows += batch.num_rows
-            kept += int(_stays(batch, NAMES, cuts).sum())
-        if kept < rows:
-            yield Replacement(old, _copied(table, part, old, deleted, cuts) if kept else None)
+            left += int(_mask(batch, NAMES, cuts).sum())
+        if left < rows:
+            yield Replacement(old, _copied(table, entry, old, deleted, cuts) if left else None)
 
 
-def _copied(table: Table, part: Part, old: DataFile, deleted: Deleted | None, cuts: Sequence[Behind]) -> DataFile:
-    """Copy the rows of a data file that stay, a row group at a time."""
+def _copied(
+    table: Table, entry: DataFileEntry, old: DataFile, deleted: DeletedRows | None, cuts: Sequence[Truncation]
+) -> DataFile:
+    """Copy the remaining rows of a data file, a row group at a time."""
     files, path = table.io, table.location_provider().new_data_location(f"{uuid.uuid4().hex}-repair.parquet")
     stream = files.new_output(path).create()
     try:
-        with files.new_input(part.path).open(seekable=True) as source, stream:
+        with files.new_input(entry.path).open(seekable=True) as source, stream:
             try:
                 file = pq.ParquetFile(source, page_checksum_verification=True)
                 schema = file.schema_arrow
                 writer = open_copy(stream, schema)
-                for rows in _row_groups(_kept(file, deleted, cuts)):
+                for rows in _row_groups(_remaining(file, deleted, cuts)):
                     writer.write_table(rows, row_group_size=rows.num_rows)
             except (OSError, pa.ArrowException) as error:
                 cause = (
                     f"rows that are to be kept cannot be read ({error}); if log and objects hold all of its rows, move the file "
                     "away and repair again"
                 )
-                raise CorruptRowsError(".".join(table.name()), part.path, cause) from error
+                raise CorruptRowsError(".".join(table.name()), entry.path, cause) from error
             writer.close()
             size = stream.tell()
     except BaseException:
@@ -172,14 +174,16 @@ def _copied(table: Table, part: Part, old: DataFile, deleted: Deleted | None, cu
     return copied_file(old, path, size, writer, schema)
 
 
-def _kept(file: pq.ParquetFile, deleted: Deleted | None, cuts: Sequence[Behind]) -> Iterator[pa.RecordBatch]:
+def _remaining(
+    file: pq.ParquetFile, deleted: DeletedRows | None, cuts: Sequence[Truncation]
+) -> Iterator[pa.RecordBatch]:
     columns = columns_of(file.schema_arrow, OFFSETS.keys(), deleted.equality_ids if deleted else set())
     names, first_row = (str(OFFSET_ID), str(PARTITION_ID)), 0
     for group in range(file.metadata.num_row_groups):
         for batch in file.iter_batches(batch_size=rows_a_batch(file.metadata.row_group(group)), row_groups=[group]):
             by_id = by_field_id(batch, columns)
-            keep = _stays(by_id, names, cuts)
-            if deleted is not None and (left := deleted.kept(first_row, by_id)) is not None:
+            keep = _mask(by_id, names, cuts)
+            if deleted is not None and (left := deleted.mask(first_row, by_id)) is not None:
                 keep &= left
             first_row += batch.num_rows
             yield batch.filter(pa.array(keep))
@@ -197,8 +201,8 @@ def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(pending)
 
 
-def _stays(rows: pa.RecordBatch, names: Sequence[str], cuts: Sequence[Behind]) -> np.ndarray:
-    """Return which rows are behind none of the cuts."""
+def _mask(rows: pa.RecordBatch, names: Sequence[str], cuts: Sequence[Truncation]) -> np.ndarray:
+    """Return a mask of the rows that no truncation removes."""
     offsets, partitions = (rows.column(name).to_numpy(zero_copy_only=False) for name in names)
     keep = np.ones(rows.num_rows, np.bool_)
     for cut in cuts:

@@ -1,26 +1,29 @@
-"""One pass over a snapshot: the offsets that were asked for, dense and in order, each row checked against its checksum.
+"""A scan of one snapshot: a row range, dense and in order, each row verified by its checksum.
 
-Files whose offsets overlap are merged. That is tried on the fly, as files of ours are sorted by offset; what turns out not
-to be is read again through a spill on disk, and only what is missing there is missing.
+Files whose offsets overlap are merged. Files of ours are sorted by offset, so a streaming merge is tried first; where one
+turns out unsorted, the rows are sorted externally, in buckets of offsets on disk.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 from itertools import count, islice
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import ipc
 
-from ister.core.columns import Chunk, check_rows, rebuild_frames
-from ister.core.layout import clusters
+from ister.core.frames.columns import Chunk, check_rows, rebuild_frames
+from ister.core.table.data_files import overlap_groups
+from ister.lake.columns import stored_rows
+from ister.lake.data_file_rows import RowRange, read_rows
 from ister.lake.deletes import deleted_of
-from ister.lake.errors import CorruptRowsError
-from ister.lake.lane import Wish, read_lane
-from ister.lake.schema import stored_rows
-from ister.lake.spill import SPILL_BYTES, Spill, SpillFullError
+from ister.lake.errors import CorruptRowsError, error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -28,58 +31,61 @@ if TYPE_CHECKING:
 
     from pyiceberg.io import FileIO
 
-    from ister.core.layout import Part
-    from ister.lake.index import Delete
+    from ister.core.table.data_files import DataFileEntry
+    from ister.lake.manifests import DeleteFile
 
-LANES_MAX = 16
-"""How many files are merged on the fly; each is open, and has a batch in memory."""
+MERGED_FILES_MAX = 16
+"""Files of one streaming merge; each is open, with a batch in memory."""
 CHECKED_AHEAD = 4
-"""How many pieces are being checked, or wait to be given out; fewer at first, so that whoever seeks need not wait for them."""
+"""Slices that are being verified or wait for the reader; fewer at first, so that a seek is not delayed by them."""
+SPILL_BYTES = 1 << 30
+"""Bytes on disk at a time, for one reader."""
+BUCKETS = 64
 
 
 class Rows(NamedTuple):
-    """Rows as stored messages (`ister.core.columns.SCHEMA`), and the frames that they are in the log, where asked for."""
+    """Rows as stored messages (`ister.core.frames.columns.SCHEMA`), and their frames in the log, if requested."""
 
     batch: pa.RecordBatch
     chunk: Chunk
 
 
-class Form(NamedTuple):
-    """How rows are checked and in which pieces they are given out.
+class ScanMode(NamedTuple):
+    """How rows are verified, and the size of a slice.
 
-    `check` is `rebuild_frames`, which gives the frames that messages are made of, or `check_rows`, which does not.
+    `check` is `rebuild_frames`, which returns the frames that messages are decoded from, or `check_rows`, which does not.
     """
 
     check: Callable[[pa.RecordBatch], tuple[Chunk, int]]
-    piece_bytes: int
+    slice_bytes: int
 
 
-MESSAGES = Form(rebuild_frames, 1 << 20)
-BATCHES = Form(check_rows, 1 << 22)
+MESSAGES = ScanMode(rebuild_frames, 1 << 20)
+BATCHES = ScanMode(check_rows, 1 << 22)
 
 
-class FileTroubleError(Exception):
-    """A data file could not be read; whether it is gone, damaged or out of reach is for the caller to find out."""
+class FileReadError(Exception):
+    """A data file could not be read; the caller finds out whether it is deleted, damaged or unreachable."""
 
-    def __init__(self, part: Part, cause: Exception) -> None:
-        self.part = part
+    def __init__(self, entry: DataFileEntry, cause: Exception) -> None:
+        self.entry = entry
         self.cause = cause
-        super().__init__(f"{part.path}: {type(cause).__name__}: {cause}")
+        super().__init__(f"{entry.path}: {error_text(cause)}")
 
 
-class _DisorderError(Exception):
-    """Rows did not come as rows that are sorted do."""
+class _UnsortedError(Exception):
+    """Rows are not dense and sorted by offset."""
 
 
-class Source(NamedTuple):
-    """What one pass reads: the files of a snapshot, who opens them, and what happens where rows are missing.
+class ScanSource(NamedTuple):
+    """The files of a snapshot, the threads that read them, and callbacks.
 
-    `missing(start, stop)` is told once, and raises unless they are to be skipped.
+    `missing(start, stop)` is called once for each gap, and raises unless gaps are skipped.
     """
 
     table: str
     files: FileIO
-    deletes: Sequence[Delete]
+    deletes: Sequence[DeleteFile]
     pool: Executor
     ahead: int
     missing: Callable[[int, int], None]
@@ -87,118 +93,118 @@ class Source(NamedTuple):
 
 
 class Scan:
-    """Gives the rows of a wish from some files, which must be all that may hold them, by their first offset."""
+    """Yields a row range from some files, which must be all that may hold it, sorted by first offset."""
 
     def __init__(
         self,
-        source: Source,
-        parts: list[Part],
-        wish: Wish,
-        form: Form = MESSAGES,
+        source: ScanSource,
+        entries: list[DataFileEntry],
+        row_range: RowRange,
+        mode: ScanMode = MESSAGES,
         *,
         spill_bytes: int = SPILL_BYTES,
     ) -> None:
-        self.next_offset = wish.start
-        self._form = form
+        self.next_offset = row_range.start
+        self._mode = mode
         self._source = source
-        self._wish = wish
+        self._range = row_range
         self._spill_bytes = spill_bytes
-        self._clusters = deque(clusters(parts))
-        self._begun: dict[str, tuple[Iterator[pa.RecordBatch], Future[pa.RecordBatch | None]]] = {}
+        self._groups = deque(overlap_groups(entries))
+        self._opened_ahead: dict[str, tuple[Iterator[pa.RecordBatch], Future[pa.RecordBatch | None]]] = {}
 
     def __iter__(self) -> Iterator[Rows]:
-        """Give rows that were checked; a few are being checked by other threads meanwhile."""
+        """Yield verified rows; other threads verify a few slices ahead."""
         pending: deque[Future[Rows]] = deque()
-        given = 0
-        trouble: Exception | None = None
-        pieces = self._pieces()
+        yielded = 0
+        failure: Exception | None = None
+        slices = self._slices()
         try:
-            while trouble is None:
+            while failure is None:
                 try:
-                    piece = next(pieces, None)
-                except Exception as error:  # noqa: BLE001  # told once what came before it is given out
-                    trouble = error
+                    one = next(slices, None)
+                except Exception as error:  # noqa: BLE001  # raised after the rows before it
+                    failure = error
                     break
-                if piece is None:
+                if one is None:
                     break
-                pending.append(self._source.pool.submit(self._checked, *piece))
-                if len(pending) >= min(CHECKED_AHEAD, given + 1):
+                pending.append(self._source.pool.submit(self._checked, *one))
+                if len(pending) >= min(CHECKED_AHEAD, yielded + 1):
                     yield pending.popleft().result()
-                    given += 1
+                    yielded += 1
             while pending:
                 yield pending.popleft().result()
-            if trouble is not None:
-                raise trouble
+            if failure is not None:
+                raise failure
         finally:
-            pieces.close()
+            slices.close()
             for checked in pending:
                 checked.cancel()
-            for _, first in self._begun.values():
+            for _, first in self._opened_ahead.values():
                 first.cancel()
-            self._begun.clear()
+            self._opened_ahead.clear()
 
-    def _pieces(self) -> Generator[tuple[pa.RecordBatch, list[Part]]]:
-        """Give dense rows in order, a piece at a time, with the files that they may be from."""
-        for turn in count(1):
-            if not self._clusters:
+    def _slices(self) -> Generator[tuple[pa.RecordBatch, list[DataFileEntry]]]:
+        """Yield dense rows in order, a slice at a time, with the files that may hold them."""
+        for number in count(1):
+            if not self._groups:
                 break
-            self._begin_ahead(min(turn, self._source.ahead))  # the first file alone: whoever seeks waits for no other
-            parts = self._clusters.popleft()
-            for rows in self._cluster(parts):
-                pieces = max(1, round(rows.nbytes / self._form.piece_bytes))
-                step = max(1, -(-rows.num_rows // pieces))
+            self._open_ahead(min(number, self._source.ahead))  # the first file alone: a seek waits for no other
+            entries = self._groups.popleft()
+            for rows in self._read_group(entries):
+                slices = max(1, round(rows.nbytes / self._mode.slice_bytes))
+                step = max(1, -(-rows.num_rows // slices))
                 for at in range(0, rows.num_rows, step):
-                    yield rows.slice(at, step), parts
-        if self.next_offset < self._wish.stop:
-            self._skip(self._wish.stop)
+                    yield rows.slice(at, step), entries
+        if self.next_offset < self._range.stop:
+            self._skip(self._range.stop)
 
-    def _checked(self, rows: pa.RecordBatch, parts: list[Part]) -> Rows:
-        chunk, bad = self._form.check(rows)
+    def _checked(self, rows: pa.RecordBatch, entries: list[DataFileEntry]) -> Rows:
+        chunk, bad = self._mode.check(rows)
         if bad >= 0:
             offset = rows.column("topic_offset")[bad].as_py()
-            holders = [part.path for part in parts if part.first <= offset <= part.last]
+            holders = [entry.path for entry in entries if entry.first <= offset <= entry.last]
             raise CorruptRowsError(
                 self._source.table, " or ".join(holders[:3]), f"offset {offset} has other values than were committed"
             )
         return Rows(rows, chunk)
 
-    # --- clusters -----------------------------------------------------------------------------------------------------
+    # --- groups of overlapping files ------------------------------------------------------------------------------------
 
-    def _cluster(self, parts: list[Part]) -> Iterator[pa.RecordBatch]:
-        stop = min(self._wish.stop, max(part.last for part in parts) + 1)
+    def _read_group(self, entries: list[DataFileEntry]) -> Iterator[pa.RecordBatch]:
+        stop = min(self._range.stop, max(entry.last for entry in entries) + 1)
         if self.next_offset >= stop:
             return
-        if len(parts) > LANES_MAX:
-            yield from self._sorted(parts, stop)
+        if len(entries) > MERGED_FILES_MAX:
+            yield from self._sorted(entries, stop)
             return
         try:
-            for rows in self._merged(parts):
-                self._follow(rows)
+            for rows in self._merged(entries):
+                self._advance(rows)
                 yield rows
-        except _DisorderError:
-            yield from self._sorted(parts, stop)
+        except _UnsortedError:
+            yield from self._sorted(entries, stop)
 
-    def _merged(self, parts: list[Part]) -> Iterator[pa.RecordBatch]:
-        """Merge files that are sorted by offset; _DisorderError when one is not."""
-        lanes = [_Lane(*self._begin(part)) for part in parts]
-        for part in parts:
-            del self._begun[part.path]
-        heads = [lane for lane in lanes if lane.advance()]
+    def _merged(self, entries: list[DataFileEntry]) -> Iterator[pa.RecordBatch]:
+        """Merge files that are sorted by offset; _UnsortedError when one is not."""
+        readers = [_SortedFile(*self._open(entry)) for entry in entries]
+        for entry in entries:
+            del self._opened_ahead[entry.path]
+        heads = [reader for reader in readers if reader.advance()]
         while heads:
-            limit = min(lane.last for lane in heads)
-            taken = [rows for lane in heads if (rows := lane.take(limit)).num_rows]
+            limit = min(reader.last for reader in heads)
+            taken = [rows for reader in heads if (rows := reader.take(limit)).num_rows]
             yield taken[0] if len(taken) == 1 else _joined(taken)
-            heads = [lane for lane in heads if lane.left or lane.advance()]
+            heads = [reader for reader in heads if reader.left or reader.advance()]
 
-    def _sorted(self, parts: list[Part], stop: int) -> Iterator[pa.RecordBatch]:
-        """Sort on disk, window by window; what is not there then is missing."""
+    def _sorted(self, entries: list[DataFileEntry], stop: int) -> Iterator[pa.RecordBatch]:
+        """Sort on disk, window by window; offsets that are then absent are missing."""
         width = stop - self.next_offset
         while self.next_offset < stop:
             end = min(stop, self.next_offset + width)
             with Spill(self.next_offset, end, self._spill_bytes) as spill:
                 try:
-                    for part in parts:
-                        for rows in self._lane(part, self._wish._replace(start=self.next_offset, stop=end)):
+                    for entry in entries:
+                        for rows in self._rows(entry, self._range._replace(start=self.next_offset, stop=end)):
                             spill.add(rows)
                 except SpillFullError:
                     if end - self.next_offset > 1:
@@ -209,13 +215,13 @@ class Scan:
                     for run in self._runs(rows):
                         if (start := _first(run)) > self.next_offset:
                             self._skip(start)
-                        self._follow(run)
+                        self._advance(run)
                         yield run
             if self.next_offset < end:
                 self._skip(end)
 
     def _runs(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Cut sorted rows where an offset is missing; two of the same are damage."""
+        """Split sorted rows at missing offsets; a duplicate offset is corruption."""
         steps = np.diff(rows.column("topic_offset").to_numpy())
         if (twice := np.flatnonzero(steps == 0)).size:
             offset = rows.column("topic_offset")[int(twice[0])].as_py()
@@ -225,17 +231,15 @@ class Scan:
             yield rows.slice(at, cut - at)
             at = cut
 
-    # --- what is given out --------------------------------------------------------------------------------------------
-
-    def _follow(self, rows: pa.RecordBatch) -> None:
-        """Go on past these rows, which must be exactly what comes next."""
+    def _advance(self, rows: pa.RecordBatch) -> None:
+        """Move `next_offset` past these rows; _UnsortedError unless they are exactly the next ones."""
         offsets = rows.column("topic_offset").to_numpy()
         if (
             offsets[0] != self.next_offset
             or offsets[-1] - offsets[0] + 1 != len(offsets)
             or (np.diff(offsets) != 1).any()
         ):
-            raise _DisorderError
+            raise _UnsortedError
         self.next_offset += len(offsets)
 
     def _skip(self, stop: int) -> None:
@@ -244,30 +248,30 @@ class Scan:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _begin_ahead(self, files: int) -> None:
-        """Open the files that come next, before they are needed."""
-        coming = [part for cluster in islice(self._clusters, files) for part in cluster]
-        for part in coming[:files]:
-            self._begin(part)
+    def _open_ahead(self, files: int) -> None:
+        """Open the next files before they are needed."""
+        coming = [entry for group in islice(self._groups, files) for entry in group]
+        for entry in coming[:files]:
+            self._open(entry)
 
-    def _begin(self, part: Part) -> tuple[Iterator[pa.RecordBatch], Future[pa.RecordBatch | None]]:
-        if part.path not in self._begun:
-            lane = self._lane(part, self._wish._replace(start=self.next_offset))
-            self._begun[part.path] = (lane, self._source.pool.submit(next, lane, None))
-        return self._begun[part.path]
+    def _open(self, entry: DataFileEntry) -> tuple[Iterator[pa.RecordBatch], Future[pa.RecordBatch | None]]:
+        if entry.path not in self._opened_ahead:
+            rows = self._rows(entry, self._range._replace(start=self.next_offset))
+            self._opened_ahead[entry.path] = (rows, self._source.pool.submit(next, rows, None))
+        return self._opened_ahead[entry.path]
 
-    def _lane(self, part: Part, wish: Wish) -> Iterator[pa.RecordBatch]:
+    def _rows(self, entry: DataFileEntry, row_range: RowRange) -> Iterator[pa.RecordBatch]:
         source = self._source
         source.opened()
         try:
-            for rows in read_lane(source.files, part, wish, deleted_of(part, source.deletes, source.files)):
+            for rows in read_rows(source.files, entry, row_range, deleted_of(entry, source.deletes, source.files)):
                 yield stored_rows(rows)
         except (pa.ArrowException, ValueError, OSError) as error:
-            raise FileTroubleError(part, error) from error
+            raise FileReadError(entry, error) from error
 
 
-class _Lane:
-    """The rows of one file, of which some were taken."""
+class _SortedFile:
+    """The rows of one file in a merge: the current batch, and how much of it is left."""
 
     def __init__(self, rest: Iterator[pa.RecordBatch], first: Future[pa.RecordBatch | None]) -> None:
         self.last = -1
@@ -278,7 +282,7 @@ class _Lane:
         self._offsets: np.ndarray
 
     def advance(self) -> bool:
-        """Turn to the next rows; False when there are none."""
+        """Load the next batch; False at the end of the file."""
         if self._first is not None:
             rows, self._first = self._first.result(), None
         else:
@@ -287,17 +291,70 @@ class _Lane:
             return False
         offsets = rows.column("topic_offset").to_numpy()
         if offsets[0] <= self.last or (np.diff(offsets) <= 0).any():
-            raise _DisorderError
+            raise _UnsortedError
         self._rows, self._offsets, self.left = rows, offsets, len(offsets)
         self.last = int(offsets[-1])
         return True
 
     def take(self, limit: int) -> pa.RecordBatch:
-        """Take the rows up to an offset."""
+        """Return the rows up to an offset, inclusive."""
         at = len(self._offsets) - self.left
         cut = int(np.searchsorted(self._offsets, limit, side="right"))
         self.left = len(self._offsets) - cut
         return self._rows.slice(at, max(0, cut - at))
+
+
+class SpillFullError(Exception):
+    """More than the bytes allowed on disk; use a smaller offset window."""
+
+
+class Spill:
+    """External sort of rows with offsets [start, stop), in buckets on disk; use it as a context manager."""
+
+    def __init__(self, start: int, stop: int, bytes_max: int = SPILL_BYTES) -> None:
+        self._start = start
+        self._width = max(1, -(-(stop - start) // BUCKETS))
+        self._bytes_left = bytes_max
+        self._writers: dict[int, tuple[pa.NativeFile, ipc.RecordBatchStreamWriter]] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._directory = Path(self._stack.enter_context(TemporaryDirectory(prefix="ister-spill-")))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_writers()
+        self._stack.close()
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Write rows to their buckets; SpillFullError when there are too many."""
+        self._bytes_left -= rows.nbytes
+        if self._bytes_left < 0:
+            raise SpillFullError
+        buckets = (rows.column("topic_offset").to_numpy() - self._start) // self._width
+        for bucket in np.unique(buckets).tolist():
+            self._writer(bucket, rows.schema).write_batch(rows.filter(pa.array(buckets == bucket)))
+
+    def sorted(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows by offset, a bucket at a time."""
+        self._close_writers()
+        for path in sorted(self._directory.iterdir()):
+            with pa.OSFile(str(path)) as file, ipc.open_stream(file) as source:
+                rows = source.read_all()
+            path.unlink()
+            yield from rows.take(pc.sort_indices(rows["topic_offset"])).combine_chunks().to_batches()
+
+    def _writer(self, bucket: int, schema: pa.Schema) -> ipc.RecordBatchStreamWriter:
+        if bucket not in self._writers:
+            file = pa.OSFile(str(self._directory / f"{bucket:04}"), "wb")
+            self._writers[bucket] = (file, ipc.new_stream(file, schema))
+        return self._writers[bucket][1]
+
+    def _close_writers(self) -> None:
+        for file, writer in self._writers.values():
+            writer.close()
+            file.close()
+        self._writers.clear()
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

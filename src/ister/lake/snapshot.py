@@ -1,7 +1,7 @@
-"""Write the manifests of a new snapshot that appends files, merging small ones as it goes.
+"""A new snapshot that appends files: its manifests, with small ones merged, and the updates of its commit.
 
-Made of the library's public parts, because its own transaction retries without asking, copies the metadata a dozen
-times, and merges all manifests of a table at once.
+Built from PyIceberg's public parts, because its own transaction retries, copies the metadata a dozen times and
+merges all manifests of a table at once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import (
+    TOTAL_EQUALITY_DELETES,
+    TOTAL_POSITION_DELETES,
+    TOTAL_RECORDS,
     Operation,
     Snapshot,
     SnapshotSummaryCollector,
@@ -35,11 +38,11 @@ from pyiceberg.table.update import (
     SetSnapshotRefUpdate,
 )
 
-from ister.core.publish import to_merge
-from ister.core.tables import UPTO
-from ister.core.upkeep import Lineage, expirable
+from ister.core.table.commit import to_merge
+from ister.core.table.maintenance import Lineage, expirable
+from ister.core.table.names import UPTO
+from ister.lake.columns import SPEC, spec_of
 from ister.lake.errors import TableMovedError
-from ister.lake.schema import SPEC, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,39 +54,39 @@ if TYPE_CHECKING:
 
 SNAPSHOTS_MAX = 96
 SNAPSHOTS_KEPT = 90
-"""When there would be more than the most, the oldest are let go until so many are left.
+"""Above the maximum, the oldest snapshots expire until this many are left.
 
-A table has a hundred at most: the procedures of maintenance add a few between two commits of ours.
+A table has a hundred at most: maintenance procedures add a few between two commits of ours.
 """
 GRACE_MS = 3_600_000
-"""How long files that a rewrite took out of the table stay reachable, for queries that began before; unless told."""
+"""The default grace period: how long rewritten files stay reachable, for running queries."""
 
 _CODEC: Final = "deflate"
 
 
 def wall_ms() -> int:
-    """Return milliseconds since 1970 by the machine's clock: for stamps that people read, and for age."""
+    """Return the wall clock in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 class Staged(NamedTuple):
-    """A snapshot that is written and that no table refers to yet."""
+    """A written snapshot that is not committed yet."""
 
     snapshot: Snapshot
     updates: tuple[TableUpdate, ...]
     requirements: tuple[TableRequirement, ...]
     manifests: tuple[ManifestFile, ...]
-    """As its list has them."""
+    """As its manifest list has them."""
     expired: list[Snapshot]
 
     @property
     def snapshot_id(self) -> int:
-        """Its number."""
+        """The snapshot's id."""
         return self.snapshot.snapshot_id
 
 
 class Stage:
-    """Writes one snapshot; whatever it has written so far can be taken away again."""
+    """Writes one snapshot; `discard` deletes what was written so far."""
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class Stage:
         now_ms: Callable[[], int] = wall_ms,
         grace_ms: int = GRACE_MS,
     ) -> None:
-        """`newest` are the manifests of snapshots whose lists need not be read, as we wrote them."""
+        """`newest` are the manifests of snapshots that we wrote, whose lists need not be read."""
         self._table = table
         self._newest = newest
         self._now_ms = now_ms
@@ -116,7 +119,7 @@ class Stage:
         *,
         onto: Snapshot | None = None,
     ) -> Staged:
-        """Write the manifests and their list; in place of the table's current snapshot, and on top of it or of an older one."""
+        """Write the manifests and their list; the parent is `onto`, or the current snapshot, which it replaces either way."""
         current = self._table.current_snapshot()
         parent = current if onto is None else onto
         parent_id = parent.snapshot_id if parent else None
@@ -148,7 +151,7 @@ class Stage:
         main = {"ref-name": MAIN_BRANCH, "type": SnapshotRefType.BRANCH, "snapshot-id": self._snapshot_id}
         updates: tuple[TableUpdate, ...] = (
             AddSnapshotUpdate(snapshot=snapshot),
-            SetSnapshotRefUpdate.model_validate({**self._kept_of_ref(), **main}),
+            SetSnapshotRefUpdate.model_validate({**self._ref_settings(), **main}),
             SetPropertiesUpdate(updates=properties),
         )
         expired = self._expired(now_ms)
@@ -164,7 +167,7 @@ class Stage:
         return Staged(snapshot, updates, requirements, listed, expired)
 
     def discard(self) -> None:
-        """Take away what was written: it was never offered, or it is superseded."""
+        """Delete the written files: no commit was attempted, or the snapshot is superseded."""
         delete_all(self._table, self._written)
 
     def _manifests(self, files: list[DataFile], parent: Snapshot | None) -> list[ManifestFile]:
@@ -186,10 +189,10 @@ class Stage:
             )
             for file in files
         ]
-        # The new files stand at the end, so that the positions of the others stay.
+        # The new files come last, so that the positions of the others do not change.
         merge = to_merge([*map(_live, ours), len(added)]) if added else []
-        merged = [ours[place] for place in merge if place < len(ours)]
-        kept = [old for place, old in enumerate(ours) if place not in merge]
+        merged = [ours[position] for position in merge if position < len(ours)]
+        kept = [old for position, old in enumerate(ours) if position not in merge]
         if added and len(ours) not in merge:
             kept = [self._manifest(added, []), *kept]
             added = []
@@ -234,7 +237,7 @@ class Stage:
         )
 
     def _expired(self, now_ms: int) -> list[Snapshot]:
-        """Return the snapshots to let go, oldest first; none that someone needs, so long as he does."""
+        """Return the snapshots to expire, oldest first; none that is still needed."""
         snapshots = {snapshot.snapshot_id: snapshot for snapshot in self._metadata.snapshots}
         if len(snapshots) < SNAPSHOTS_MAX:
             return []
@@ -244,8 +247,8 @@ class Stage:
         free = expirable(lineage, named=named, current=current, keep=1, grace_ms=self._grace_ms, now_ms=now_ms)
         return [snapshots[snapshot_id] for snapshot_id in free[: len(snapshots) + 1 - SNAPSHOTS_KEPT]]
 
-    def _kept_of_ref(self) -> dict[str, int]:
-        """Return what a user has set for the main branch, which a new snapshot would reset."""
+    def _ref_settings(self) -> dict[str, int]:
+        """Return the user's settings of the main branch, which a new snapshot would reset."""
         ref = self._metadata.refs.get(MAIN_BRANCH)
         if ref is None:
             return {}
@@ -258,10 +261,10 @@ class Stage:
 
 
 def stamp(metadata: TableMetadata, now_ms: int) -> int:
-    """Return what to stamp a new snapshot with: the time, or a moment behind all that the table was stamped with before.
+    """Return the timestamp of a new snapshot: now, or later than every timestamp of the table.
 
-    A clock may be set back, and Java refuses a table whose logs are not in order. Behind, and not at the same moment: then
-    the library would take the metadata for unstamped, and ask the machine's clock.
+    A clock may be set back, and Java refuses a table whose logs are not in order. Later, not equal: PyIceberg would take
+    metadata with an unchanged timestamp for unset, and use the wall clock.
     """
     stamps = [metadata.last_updated_ms]
     stamps += [entry.timestamp_ms for entry in metadata.snapshot_log[-1:]]
@@ -270,10 +273,10 @@ def stamp(metadata: TableMetadata, now_ms: int) -> int:
 
 
 def is_superseded(snapshot: Snapshot, metadata: TableMetadata) -> bool:
-    """Tell whether a snapshot that was offered is in no version of a table, and never will be: another has its number.
+    """Return True if a snapshot is in no version of a table and never will be: another has its sequence number.
 
-    That it is not among the table's proves nothing: a request that was sent twice may be refused while the first one is
-    under way, and a snapshot that landed may have expired, while those that followed share its manifests.
+    Its absence alone proves nothing: of a request that was sent twice, one may be refused while the other is in flight, and
+    a snapshot that landed may have expired while its successors share its manifests.
     """
     return any(
         one.sequence_number == snapshot.sequence_number and one.snapshot_id != snapshot.snapshot_id
@@ -281,8 +284,15 @@ def is_superseded(snapshot: Snapshot, metadata: TableMetadata) -> bool:
     )
 
 
+def row_totals(summary: Summary | None) -> tuple[int, int]:
+    """Return the rows of a snapshot's data files, and the most that its delete files may remove."""
+    totals = {} if summary is None else summary.additional_properties
+    deletes = int(totals.get(TOTAL_POSITION_DELETES, 0)) + int(totals.get(TOTAL_EQUALITY_DELETES, 0))
+    return int(totals.get(TOTAL_RECORDS, 0)), deletes
+
+
 def lineage_of(snapshots: Iterable[Snapshot]) -> list[Lineage]:
-    """Return which snapshot replaced which, and how."""
+    """Return the parent, time and operation of each snapshot."""
     return [
         Lineage(
             one.snapshot_id,
@@ -296,7 +306,7 @@ def lineage_of(snapshots: Iterable[Snapshot]) -> list[Lineage]:
 
 
 def delete_all(table: Table, paths: Iterable[str]) -> None:
-    """Delete files that nothing refers to; what cannot be deleted is an orphan, and goes with those."""
+    """Delete unreferenced files; one that cannot be deleted is left to orphan removal."""
     for path in paths:
         with suppress(Exception):
             table.io.delete(path)

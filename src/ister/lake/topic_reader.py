@@ -1,21 +1,97 @@
-"""Follow a topic through its table: what is there, then what each new snapshot brings, each message once."""
+"""Readers that follow a topic's table, each message once; imports no Iceberg library, to stay cheap for storage."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from ister.lake.following import Following
-from ister.lake.topic_table import LakeStream
+from ister.core.reader import Batches
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     import pyarrow as pa
 
-    from ister.lake.topic_table import LakeTopicTable
+    from ister.core.message import StreamMessage
+    from ister.lake.topic_table import LakeStream, LakeTopicTable
 
 
-class TopicReader(Following[LakeStream]):
-    """A reader that looks for a new snapshot every `poll_interval_ms` while it waits, and at no other time."""
+class TableStream(Protocol):
+    """An offset range of a table that is being read."""
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that will be read next."""
+        ...
+
+    @property
+    def skipped_upto(self) -> int:
+        """The offset after the last missing one that was skipped, 0 when none was."""
+        ...
+
+    async def read(self) -> list[StreamMessage]:
+        """Return the next messages; none at the end."""
+        ...
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        ...
+
+
+S = TypeVar("S", bound=TableStream)
+Found = TypeVar("Found")
+
+
+class TableFollower(Batches, Generic[S]):
+    """An endless stream of a topic's messages from its table; `async for message in reader`.
+
+    Errors end a call, not the reader: the next call resumes at the same offset.
+    """
+
+    def __init__(self, offset: int) -> None:
+        super().__init__()
+        self._next = offset
+        self._stream: S | None = None
+        self.skipped_upto = 0
+        """The offset after the last missing one that was skipped, 0 when none was."""
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that will be read from the table next."""
+        return self._next
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            await stream.close()
+
+    @abstractmethod
+    async def _opened(self) -> S:
+        """Return the open stream, or the next one, once the table has more."""
+
+    async def _read(self) -> list[StreamMessage]:
+        return await self._take(lambda stream: stream.read())
+
+    async def _take(self, read: Callable[[S], Awaitable[Found | None]]) -> Found:
+        """Return the next result that is not empty, from one stream after the other."""
+        while True:
+            stream = await self._opened()
+            try:
+                found = await read(stream)
+            except BaseException:
+                await self.close()
+                raise
+            self._next = stream.next_offset
+            self.skipped_upto = max(self.skipped_upto, stream.skipped_upto)
+            if found:
+                return found
+            await self.close()
+
+
+class TopicReader(TableFollower["LakeStream"]):
+    """A reader that polls for a new snapshot every `poll_interval_ms`, only while it waits."""
 
     def __init__(self, table: LakeTopicTable, offset: int = 0) -> None:
         super().__init__(offset)
@@ -23,12 +99,12 @@ class TopicReader(Following[LakeStream]):
 
     @property
     def lag(self) -> int:
-        """How many messages the table holds that were not read yet, as far as it was looked at."""
+        """The unread messages in the table, as of the last refresh."""
         return max(0, self._table.end.upto - self._next)
 
     async def read_batch(self) -> pa.RecordBatch:
         """Return the next messages as Arrow, at least one; do not mix it with the other ways to read."""
-        return await self._take(LakeStream.read_batch)
+        return await self._take(lambda stream: stream.read_batch())
 
     async def _opened(self) -> LakeStream:
         while self._stream is None:

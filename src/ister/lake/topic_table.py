@@ -1,8 +1,8 @@
-"""Read a topic back from its table, whatever happens to the table's files meanwhile.
+"""Reads of a topic from its table, under concurrent compaction and expiry.
 
-The offset is the cursor, not the snapshot: what comes next is planned on the newest snapshot, and planned again when a file
-has vanished because someone compacted, sorted or expired. A file that the newest snapshot has and that is not there is
-damage; one that cannot be reached is tried again by whoever reads.
+The offset is the cursor, not the snapshot: a scan is planned on the newest snapshot, and planned again when a data file was
+deleted by maintenance. A file of the newest snapshot that does not exist is corruption; one that cannot be reached is
+an error that the reader retries.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import numpy as np
 import structlog
 
-from ister.core.columns import messages_in, rebuild_frames
 from ister.core.errors import LogClosedError
-from ister.core.layout import NO_TABLE, Place, TableEnd
+from ister.core.frames.columns import messages_in, rebuild_frames
 from ister.core.names import partition_of
+from ister.core.table.data_files import NO_TABLE, Place, TableEnd
+from ister.lake.data_file_rows import OFFSETS, RowRange, read_rows
 from ister.lake.deletes import deleted_of
 from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.lake.files import sync_local, unreachable
-from ister.lake.index import FileIndex, plan_scan
-from ister.lake.lane import OFFSETS, Wish, read_lane
-from ister.lake.scan import BATCHES, MESSAGES, FileTroubleError, Scan, Source
+from ister.lake.manifests import SnapshotFiles, plan_scan
+from ister.lake.scan import BATCHES, MESSAGES, FileReadError, Scan, ScanSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
 
-    from ister.core.layout import Changes, Part
     from ister.core.message import StreamMessage
     from ister.core.names import TopicName
-    from ister.lake.commit import LakeTable
-    from ister.lake.index import Delete
-    from ister.lake.scan import Form, Rows
+    from ister.core.table.data_files import Changes, DataFileEntry
+    from ister.lake.manifests import DeleteFile
+    from ister.lake.scan import Rows, ScanMode
+    from ister.lake.table import LakeTable
 
 log = structlog.get_logger()
 
 PROVE_ROWS = 1 << 24
-"""How many offsets are looked at together; a byte each."""
+"""Offsets that are verified at a time; a byte each."""
 
 
 @dataclass(slots=True)
-class Seen:
-    """What readers of tables have done so far."""
+class ReadCounters:
+    """Counters of all readers of a process."""
 
     snapshots: int = 0
     files: int = 0
@@ -58,7 +58,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
-    """How tables are read back."""
+    """Options of table reads."""
 
     poll_interval_s: float = 1.0
     max_concurrent_reads: int = 10
@@ -66,25 +66,25 @@ class ReaderOptions:
     on_missing: Literal["fail", "skip"] = "fail"
 
 
-class Finds(Protocol):
-    """Where tables are found: a Lake, or one that is opened when it is needed."""
+class TableFinder(Protocol):
+    """A catalog that finds tables, perhaps opened on first use."""
 
     def find(self, topic: TopicName, generation: int) -> LakeTable | None:
         """Return a topic's table if there is one."""
         ...
 
     def close(self) -> None:
-        """Let go of the catalog."""
+        """Close the catalog."""
         ...
 
 
 @dataclass(slots=True)
 class TableReads:
-    """What all readers of a process share: the lake, the threads, the counters. Close it at the end."""
+    """The catalog, threads and counters that all readers of a process share. Close it at the end."""
 
-    lake: Finds
+    lake: TableFinder
     options: ReaderOptions = field(default_factory=ReaderOptions)
-    seen: Seen = field(default_factory=Seen)
+    seen: ReadCounters = field(default_factory=ReadCounters)
     files: ThreadPoolExecutor = field(init=False)
     streams: ThreadPoolExecutor = field(init=False)
 
@@ -97,14 +97,14 @@ class TableReads:
         return LakeTopicTable(self, topic, generation)
 
     def close(self) -> None:
-        """Let go of the threads, once what they do has ended, and of the lake."""
+        """Wait for the threads and close the catalog."""
         self.streams.shutdown()
         self.files.shutdown()
         self.lake.close()
 
 
 class Weight(NamedTuple):
-    """A table's name, how many data files it has, and their bytes."""
+    """A table's name, its number of data files and their bytes."""
 
     name: str
     files: int
@@ -115,27 +115,25 @@ class LakeTopicTable:
     """One topic's rows; a `ister.storage.table_tier.TopicTable`."""
 
     def __init__(self, reads: TableReads, topic: TopicName, generation: int) -> None:
-        part = partition_of(topic)
+        found = partition_of(topic)
         self.topic = topic
-        self.partition = 0 if part is None else part[1]
+        self.partition = 0 if found is None else found[1]
         self.reads = reads
         self._generation = generation
         self._table: LakeTable | None = None
         self._moved = False
-        self._index = FileIndex()
+        self._listed = SnapshotFiles()
         self._lock = threading.Lock()
         self._end = NO_TABLE
         self._synced: set[str] = set()
         self._closed = False
 
-    # --- the catalog --------------------------------------------------------------------------------------------------
-
     async def look(self) -> TableEnd:
-        """Ask the catalog how far the table goes now; NO_TABLE when there is none."""
+        """Refresh the table from the catalog and return its end; NO_TABLE when there is none."""
         return await asyncio.get_running_loop().run_in_executor(self.reads.streams, self.refresh)
 
     def refresh(self) -> TableEnd:
-        """Do what `look` does, in this thread."""
+        """Refresh as `look` does, in this thread."""
         with self._lock:
             if self._closed:
                 raise LogClosedError(str(self.topic))
@@ -147,25 +145,25 @@ class LakeTopicTable:
             elif self._table is None:
                 return NO_TABLE
             else:
-                self._moved = True  # unless this succeeds: it may have been dropped and made again, so it is looked for
+                self._moved = True  # until this succeeds: it may have been dropped and re-created, so the next refresh searches for it
                 self._table.refresh()
             self._moved = False
             snapshot = self._table.snapshot
-            before = self._index.snapshot_id
+            before = self._listed.snapshot_id
             try:
-                self._index.turn(snapshot, self._table.files)
+                self._listed.load(snapshot, self._table.files)
             except Exception as error:
-                raise LakeUnavailableError(self.name, "list files of", f"{type(error).__name__}: {error}") from error
-            if self._index.snapshot_id != before:
+                raise LakeUnavailableError(self.name, "list files of", error) from error
+            if self._listed.snapshot_id != before:
                 self.reads.seen.snapshots += 1
-            newest = max((part.append_time_us for part in self._index.parts), default=0)
-            self._end = TableEnd(self._table.upto(self.partition), newest, self._index.snapshot_id)
+            newest = max((entry.append_time_us for entry in self._listed.entries), default=0)
+            self._end = TableEnd(self._table.upto(self.partition), newest, self._listed.snapshot_id)
             return self._end
 
     def plan_scan(self, before: int | None, after: int) -> Changes:
-        """Return which data files lie between two snapshots; without the first, all of the second.
+        """Return the data files that differ between two snapshots; without the first, all of the second.
 
-        TableMovedError when one of them is not known any more.
+        TableMovedError when one of them has expired.
         """
         if self._table is None:
             self.refresh()
@@ -184,85 +182,85 @@ class LakeTopicTable:
 
     @property
     def end(self) -> TableEnd:
-        """How far the table went when it was last looked at."""
+        """The end of the table at the last refresh."""
         return self._end
 
     def weight(self) -> Weight:
-        """Return the data files of the snapshot that was last looked at, of all partitions. Asks nobody."""
-        parts = self._index.parts
-        return Weight(self.name, len(parts), sum(part.size for part in parts))
+        """Return the size of the last refreshed snapshot, of all partitions. No I/O."""
+        entries = self._listed.entries
+        return Weight(self.name, len(entries), sum(entry.size for entry in entries))
 
     def place(self, offset: int) -> Place | None:
-        """Return where an offset is in the snapshot that was last looked at; None when it is not there. Asks nobody."""
-        snapshot_id = self._index.snapshot_id
-        found = self._index.plan(offset, offset + 1, self.partition)
+        """Return the data file of an offset in the last refreshed snapshot; None when it has none. No I/O."""
+        snapshot_id = self._listed.snapshot_id
+        found = self._listed.plan(offset, offset + 1, self.partition)
         return Place(snapshot_id, found[0].path) if found and snapshot_id is not None else None
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def open(self, start: int, stop: int) -> LakeStream:
-        """Read the messages [start, stop), in order, each once."""
+        """Open a stream of the messages [start, stop), in order, each once."""
         return LakeStream(self, start, stop)
 
-    def rows(self, start: int, stop: int, form: Form = MESSAGES) -> Iterator[Rows]:
-        """Give the rows [start, stop), dense and in order; for a thread, which waits for files."""
+    def rows(self, start: int, stop: int, mode: ScanMode = MESSAGES) -> Iterator[Rows]:
+        """Yield the rows [start, stop), dense and in order; blocks on files, so call it in a thread."""
         at = start
         while at < stop:
             if self._end.upto < stop:
                 self.refresh()
             if self._end.upto < stop:
                 raise MissingRowsError(self.name, max(at, self._end.upto), stop, self.partition)
-            scan = self._scan(at, stop, form)
+            scan = self._scan(at, stop, mode)
             try:
                 for rows in scan:
                     at = rows.chunk.stop
                     self.reads.seen.rows += rows.batch.num_rows
                     yield rows
                 at = scan.next_offset
-            except FileTroubleError as trouble:
+            except FileReadError as error:
                 at = scan.next_offset
-                self._judge(trouble)
+                self._check_replaced(error)
 
     async def prove(self, start: int, stop: int) -> None:
-        """Return once the newest snapshot was seen to hold every offset of [start, stop); MissingRowsError when not.
+        """Verify that the newest snapshot holds every offset of [start, stop); MissingRowsError when it does not.
 
-        On a local warehouse all of it is on disk then: what maintenance has rewritten nobody may have synced yet.
+        On a local warehouse its files are then fsynced: files that maintenance rewrote may not be yet.
         """
         await asyncio.get_running_loop().run_in_executor(self.reads.streams, self._prove, start, stop)
 
     async def close(self) -> None:
-        """Read no more; streams end with LogClosedError."""
+        """Stop all reads; streams end with LogClosedError."""
         self._closed = True
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _planned(self, start: int, stop: int) -> tuple[list[Part], tuple[Delete, ...]]:
+    def _planned(self, start: int, stop: int) -> tuple[list[DataFileEntry], tuple[DeleteFile, ...]]:
         """Return the data files that may hold offsets [start, stop), each once, and the delete files.
 
         CorruptRowsError when the snapshot lists a data file twice: then each of its rows is in the table twice.
         """
         with self._lock:
-            parts, deletes = self._index.plan(start, stop, self.partition), self._index.deletes
+            entries, deletes = self._listed.plan(start, stop, self.partition), self._listed.deletes
         seen: set[str] = set()
-        for part in parts:
-            if part.path in seen:
+        for entry in entries:
+            if entry.path in seen:
                 raise CorruptRowsError(
                     self.name,
-                    part.path,
+                    entry.path,
                     "the snapshot lists it twice, and with it each of its rows; run `ister lake repair`",
                 )
-            seen.add(part.path)
-        return parts, deletes
+            seen.add(entry.path)
+        return entries, deletes
 
-    def _scan(self, start: int, stop: int, form: Form) -> Scan:
-        parts, deletes = self._planned(start, stop)
-        assert self._table is not None, "whoever knows how far it goes has found it"
+    def _scan(self, start: int, stop: int, mode: ScanMode) -> Scan:
+        entries, deletes = self._planned(start, stop)
+        assert self._table is not None, "its end is known, so it was found"
         options = self.reads.options
-        source = Source(
+        source = ScanSource(
             self.name, self._table.files, deletes, self.reads.files,
             min(options.prefetch_size, options.max_concurrent_reads), self._missing, self._opened,
         )  # fmt: skip
-        return Scan(source, parts, Wish(start, stop, self.partition), form)
+        return Scan(source, entries, RowRange(start, stop, self.partition), mode)
 
     def _opened(self) -> None:
         if self._closed:
@@ -270,28 +268,26 @@ class LakeTopicTable:
         self.reads.seen.files += 1
 
     def _missing(self, start: int, stop: int) -> None:
-        """Tell of rows that are not there, or skip and count them."""
+        """Raise MissingRowsError, or count and log the skipped rows."""
         if self.reads.options.on_missing == "fail":
             raise MissingRowsError(self.name, start, stop, self.partition)
         self.reads.seen.skipped += stop - start
         log.error("rows_skipped", table=self.name, partition=self.partition, start=start, stop=stop)
 
-    def _judge(self, trouble: FileTroubleError) -> None:
-        """Return when the newest snapshot does not have the file any more: plan again. Else it is damage, or out of reach."""
-        part, cause = trouble.part, trouble.cause
+    def _check_replaced(self, error: FileReadError) -> None:
+        """Return if the newest snapshot no longer has the file: plan again. Else raise: it is corrupt, or unreachable."""
+        path, cause = error.entry.path, error.cause
         self.refresh()
-        if part.path not in {now.path for now in self._index.parts}:
+        if path not in {entry.path for entry in self._listed.entries}:
             self.reads.seen.replans += 1
-            log.info("table_planned_again", table=self.name, file=part.path, snapshot=self._index.snapshot_id)
+            log.info("table_planned_again", table=self.name, file=path, snapshot=self._listed.snapshot_id)
             return
         if isinstance(cause, FileNotFoundError):
-            raise CorruptRowsError(
-                self.name, part.path, "it is not there, though the newest snapshot has it"
-            ) from cause
+            raise CorruptRowsError(self.name, path, "it is not there, though the newest snapshot has it") from cause
         assert self._table is not None, "one of its files was read"
-        if isinstance(cause, OSError) and (problem := unreachable(self._table.files, part.path)):
-            raise LakeUnavailableError(self.name, f"read {part.path} of", problem) from cause
-        raise CorruptRowsError(self.name, part.path, f"it cannot be decoded ({cause})") from cause
+        if isinstance(cause, OSError) and (problem := unreachable(self._table.files, path)):
+            raise LakeUnavailableError(self.name, f"read {path} of", problem) from cause
+        raise CorruptRowsError(self.name, path, f"it cannot be decoded ({cause})") from cause
 
     def _prove(self, start: int, stop: int) -> None:
         at = start
@@ -299,63 +295,63 @@ class LakeTopicTable:
             end = min(stop, at + PROVE_ROWS)
             if self.refresh().upto < end:
                 raise MissingRowsError(self.name, max(at, self._end.upto), stop, self.partition)
-            wish = Wish(at, end, self.partition)
+            row_range = RowRange(at, end, self.partition)
             try:
-                held = self._held(wish)
-            except FileTroubleError as trouble:
-                self._judge(trouble)
+                held = self._held(row_range)
+            except FileReadError as error:
+                self._check_replaced(error)
                 continue
             if not held.all():
                 first = at + int(np.argmin(held))
                 raise MissingRowsError(self.name, first, first + 1, self.partition)
-            self._sync(wish)
+            self._sync(row_range)
             at = end
 
-    def _sync(self, wish: Wish) -> None:
-        """Have what holds some offsets, and what leads there, be on disk; once each, since no file changes."""
-        assert self._table is not None, "it was looked at"
+    def _sync(self, row_range: RowRange) -> None:
+        """Fsync the data files of a row range and the metadata that leads to them; once each, as files are immutable."""
+        assert self._table is not None, "it was refreshed"
         with self._lock:
-            index = self._index
-            leads = {*self._table.metadata_files, *index.manifests, *(one.file.file_path for one in index.deletes)}
-            needed = leads | {part.path for part in index.plan(*wish)}
-            self._synced &= leads | {part.path for part in index.parts}
-            home = self._table.location
+            listed = self._listed
+            metadata = {*self._table.metadata_files, *listed.manifests, *(one.file.file_path for one in listed.deletes)}
+            needed = metadata | {entry.path for entry in listed.plan(*row_range)}
+            self._synced &= metadata | {entry.path for entry in listed.entries}
+            location = self._table.location
         try:
-            sync_local(sorted(needed - self._synced), home)
+            sync_local(sorted(needed - self._synced), location)
         except OSError as error:
-            raise LakeUnavailableError(self.name, "sync files of", f"{type(error).__name__}: {error}") from error
+            raise LakeUnavailableError(self.name, "sync files of", error) from error
         self._synced |= needed
 
-    def _held(self, wish: Wish) -> np.ndarray:
-        """Return which offsets are there, by the column that says so."""
-        assert self._table is not None, "it was looked at"
-        held = np.zeros(wish.stop - wish.start, np.bool_)
-        parts, deletes = self._planned(wish.start, wish.stop)
-        for part in parts:
+    def _held(self, row_range: RowRange) -> np.ndarray:
+        """Return a mask of the offsets that the table holds."""
+        assert self._table is not None, "it was refreshed"
+        held = np.zeros(row_range.stop - row_range.start, np.bool_)
+        entries, deletes = self._planned(row_range.start, row_range.stop)
+        for entry in entries:
             self._opened()
             try:
-                deleted = deleted_of(part, deletes, self._table.files)
-                for rows in read_lane(self._table.files, part, wish, deleted, OFFSETS):
-                    found = rows.column("topic_offset").to_numpy() - wish.start
+                deleted = deleted_of(entry, deletes, self._table.files)
+                for rows in read_rows(self._table.files, entry, row_range, deleted, OFFSETS):
+                    found = rows.column("topic_offset").to_numpy() - row_range.start
                     if held[found].any() or len(np.unique(found)) < len(found):
                         raise CorruptRowsError(
-                            self.name, part.path, "one of its offsets is in the table twice; run `ister lake repair`"
+                            self.name, entry.path, "one of its offsets is in the table twice; run `ister lake repair`"
                         )
                     held[found] = True
             except (OSError, ValueError) as error:
-                raise FileTroubleError(part, error) from error
+                raise FileReadError(entry, error) from error
         return held
 
 
 class LakeStream:
-    """An ordered stream from a table, read ahead by a few batches; close it when you stop early."""
+    """An ordered stream from a table with a prefetch of a few batches; close it when you stop early."""
 
     def __init__(self, table: LakeTopicTable, start: int, stop: int) -> None:
         self._table = table
         self._next = start
         self._stop = stop
         self.skipped_upto = 0
-        """The offset behind the last one that is missing and was skipped, 0 when none was."""
+        """The offset after the last missing one that was skipped, 0 when none was."""
         self._queue: asyncio.Queue[Rows | BaseException] = asyncio.Queue(table.reads.options.prefetch_size)
         self._pump: asyncio.Task[None] | None = None
 
@@ -369,11 +365,11 @@ class LakeStream:
         rows = await self._take(MESSAGES)
         if rows is None:
             return []
-        chunk = rows.chunk if rows.chunk.frames else rebuild_frames(rows.batch)[0]  # read ahead for who wanted Arrow
+        chunk = rows.chunk if rows.chunk.frames else rebuild_frames(rows.batch)[0]  # prefetched for read_batch()
         return messages_in(chunk, str(self._table.topic))
 
     async def read_batch(self) -> pa.RecordBatch | None:
-        """Return the next messages as Arrow (`ister.core.columns.SCHEMA`), about 4 MiB at most; None at the end."""
+        """Return the next messages as Arrow (`ister.core.frames.columns.SCHEMA`), about 4 MiB at most; None at the end."""
         rows = await self._take(BATCHES)
         return None if rows is None else rows.batch
 
@@ -384,19 +380,19 @@ class LakeStream:
             await asyncio.wait({self._pump})
             while not self._queue.empty():
                 self._queue.get_nowait()
-            self._queue.put_nowait(LogClosedError(str(self._table.topic)))  # for whoever reads on, or is just waiting
+            self._queue.put_nowait(LogClosedError(str(self._table.topic)))  # for later and pending reads
 
-    async def _take(self, form: Form) -> Rows | None:
+    async def _take(self, mode: ScanMode) -> Rows | None:
         while self._next < self._stop:
             if self._pump is None:
-                rows = self._table.rows(self._next, self._stop, form)
+                rows = self._table.rows(self._next, self._stop, mode)
                 self._pump = asyncio.create_task(self._read_ahead(rows))
             item = await self._queue.get()
             if isinstance(item, StopAsyncIteration):
-                self._next = self.skipped_upto = self._stop  # the rest was missing, and skipping it was asked for
+                self._next = self.skipped_upto = self._stop  # the rest was missing, and on_missing is skip
                 break
             if isinstance(item, BaseException):
-                self._queue.put_nowait(item)  # whoever asks again is told again
+                self._queue.put_nowait(item)  # the next read raises it again
                 raise item
             if item.chunk.start > self._next:
                 self.skipped_upto = item.chunk.start  # otherwise the scan would have raised
@@ -410,5 +406,5 @@ class LakeStream:
             while (found := await loop.run_in_executor(self._table.reads.streams, next, rows, None)) is not None:
                 await self._queue.put(found)
             await self._queue.put(StopAsyncIteration())
-        except Exception as error:  # noqa: BLE001  # whatever it is, it belongs to whoever reads
+        except Exception as error:  # noqa: BLE001  # raised by read()
             await self._queue.put(error)

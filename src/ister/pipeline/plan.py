@@ -1,4 +1,4 @@
-"""Which topics have a table, and what of them a tick carries there."""
+"""Plan of a micro-batch: which topics have a table, and which files and tasks their splits become."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from ister.core.names import TopicName, partition_of
-from ister.core.splits import SPLIT_BYTES
-from ister.core.ticks import deal, runs
-from ister.pipeline.task import Source, Work
+from ister.core.tiers.splits import SPLIT_BYTES
+from ister.pipeline.pacing import deal, runs
+from ister.pipeline.task import FilePlan
 from ister.rpc import ister_v1_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ister.pipeline.typed import Typed
+    from ister.core.tiers.splits import Split
 
-WORK_BYTES = 64 << 10
-"""What a work costs beyond its bytes, in bytes: opening files takes time, too."""
+FILE_BYTES = 64 << 10
+"""What a file costs beyond its bytes, in bytes: opening files takes time, too."""
 
 
 class Place(NamedTuple):
@@ -41,7 +41,7 @@ class Choice(NamedTuple):
     exclude: tuple[str, ...] = ()
 
     def takes(self, name: str) -> bool:
-        """Tell whether a topic is meant; a pattern may be its name, or have * and ? in it."""
+        """Return True if a topic is chosen; a pattern may be its name, or have * and ? in it."""
         if self.only and not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.only):
             return False
         return not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)
@@ -67,45 +67,18 @@ def chosen(topics: Iterable[pb.Topic], choice: Choice) -> list[pb.Topic]:
     ]
 
 
-def works_of(
-    topic: str,
-    partition: int,
-    location: str,
-    splits: Sequence[pb.Split],
-    target_bytes: int,
-    cores: int,
-    typed: Typed | None,
-) -> list[Work]:
-    """Share out a topic's splits, in order; each work becomes a file, or a file a day."""
-    sources = [source_of(split) for split in splits]
-    sizes = [source.stop_byte - source.start_byte for source in sources]
+def plan_files(
+    topic: str, partition: int, location: str, splits: Sequence[Split], target_bytes: int, cores: int
+) -> list[FilePlan]:
+    """Group a topic's splits, in order, by the files that they become."""
     return [
-        Work(topic, partition, location, tuple(sources[run.start : run.stop]), target_bytes, typed)
-        for run in runs(sizes, target_bytes, cores)
+        FilePlan(topic, partition, location, tuple(splits[run.start : run.stop]))
+        for run in runs([split.bytes for split in splits], target_bytes, cores)
     ]
 
 
-def tasks_of(works: Sequence[Work], cores: int) -> list[list[tuple[int, Work]]]:
-    """Deal works to tasks, with their numbers: a few for each core, so that one slow work does not hold up the rest."""
-    sizes = {index: WORK_BYTES + bytes_of(work) for index, work in enumerate(works)}
+def plan_tasks(plans: Sequence[FilePlan], cores: int) -> list[list[tuple[int, FilePlan]]]:
+    """Assign numbered file plans to tasks: a few for each core, so that a slow one does not delay the rest."""
+    sizes = {index: FILE_BYTES + plan.bytes for index, plan in enumerate(plans)}
     large = sum(size > SPLIT_BYTES for size in sizes.values())
-    return [[(index, works[index]) for index in sorted(task)] for task in deal(sizes, max(cores, large))]
-
-
-def bytes_of(work: Work) -> int:
-    """Return how much of the log a work is."""
-    return sum(source.stop_byte - source.start_byte for source in work.sources)
-
-
-def source_of(split: pb.Split) -> Source:
-    """Return what a task needs to know of a split."""
-    if split.WhichOneof("place") == "log":
-        return Source(split.start_offset, split.stop_offset, split.start_byte, split.stop_byte, path=split.log.path)
-    return Source(
-        split.start_offset,
-        split.stop_offset,
-        split.start_byte,
-        split.stop_byte,
-        key=split.object.key,
-        etag=split.object.etag,
-    )
+    return [[(index, plans[index]) for index in sorted(task)] for task in deal(sizes, max(cores, large))]

@@ -1,4 +1,4 @@
-"""Open the one Spark session of a process: Java, jars, the lake's catalog, and settings that keep it small and quiet."""
+"""The Spark session of a process: Java, jars, the lake's catalog, and settings that keep it small and quiet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ister.config.lake import lake_environment, require_shared_catalog, spark_catalog_conf, spark_packages
+from ister.config.catalog import lake_environment, require_shared_catalog, spark_catalog_conf, spark_packages
 from ister.core.errors import BusyError, ClientError
 from ister.pipeline.java import find_java
 
@@ -24,21 +24,21 @@ TICKS = "ticks"
 MAINTENANCE = "maintenance"
 """The scheduler's pools (pools.xml). Jobs that ask for none are in Spark's default one, which weighs as little as maintenance."""
 
-# With 512m, compacting 5 million rows of 500 files (0.9 GB) runs out of memory; with this it is done. Ticks alone need less.
+# With 512m, compacting 5 million rows of 500 files (0.9 GB) runs out of memory; micro-batches alone need less.
 DRIVER_MEMORY = "768m"
 HIDDEN = (
     "(?i)secret|pass|token|credential|access[.-]?key|account[.-]?key|private[.-]?key|sas|auth|"
     r"^spark\.sql\.catalog\.[^.]+\."
 )
-"""What the names of settings have in them whose values Spark does not show; whatever `catalog.properties` holds is secret."""
+"""Names of settings whose values Spark redacts; all of `catalog.properties` is secret."""
 HERE = Path(__file__).parent
 EXTENSIONS = "spark.sql.extensions"
 NAMED_MAX = 4
-"""How many settings an error names."""
+"""How many settings an error lists."""
 
 
 class JarsMissingError(BusyError):
-    """Spark cannot start without its jars, and they could not be fetched."""
+    """Spark's jars are missing and could not be fetched."""
 
     def __init__(self, jars: Sequence[str], directory: str, cause: str) -> None:
         self.jars = tuple(jars)
@@ -51,7 +51,7 @@ class JarsMissingError(BusyError):
 
 
 class SparkNotStartedError(BusyError):
-    """Java ended before Spark could be talked to."""
+    """Java ended before Spark was ready."""
 
     def __init__(self, advice: str) -> None:
         self.advice = advice
@@ -78,7 +78,7 @@ BY_HAND = "run `java -version`, and check JAVA_HOME, the free memory and the fre
 
 
 def cache_directory() -> Path:
-    """Return where jars and the launcher shim are kept between runs."""
+    """Return the directory of jars and the launcher shim."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "ister"
 
@@ -90,9 +90,9 @@ def jar_name(coordinate: str) -> str:
 
 
 def jar_conf(packages: Sequence[str], ivy: Path) -> dict[str, str]:
-    """Return the settings that give Spark its jars: those that were fetched before, else their coordinates.
+    """Return the settings for Spark's jars: cached files if there are, else Maven coordinates.
 
-    Jars that are there are named as files, since the resolver takes a second or two, and asks the network when it likes.
+    Files are preferred because the resolver takes a second or two, and may use the network.
     """
     jars = [ivy / "jars" / jar_name(package) for package in packages]
     if all(jar.is_file() for jar in jars):
@@ -101,7 +101,7 @@ def jar_conf(packages: Sequence[str], ivy: Path) -> dict[str, str]:
 
 
 def session_conf(master: str, cache: Path) -> dict[str, str]:
-    """Return Spark's settings beside jars and catalog; no secret is among them, as they stand on a command line."""
+    """Return Spark's settings except jars and catalog; none is secret, because they appear on a command line."""
     found = {
         "spark.app.name": "ister",
         "spark.master": master,
@@ -118,10 +118,12 @@ def session_conf(master: str, cache: Path) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # A DataFrame of an Arrow table has a partition for each batch; below the threshold Spark repartitions its rows.
+        "spark.sql.execution.arrow.localRelationThreshold": "0",
         "spark.python.worker.reuse": "true",
     }
     if master.startswith("local"):
-        # Nobody but this process talks to it.
+        # Only this process connects to it.
         found |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return found
 
@@ -149,7 +151,7 @@ def running_session() -> SparkSession | None:
     pyspark = sys.modules.get("pyspark")
     if pyspark is None or pyspark.SparkContext._active_spark_context is None:  # noqa: SLF001  # else Spark would be started
         return None
-    from pyspark.sql import SparkSession  # noqa: PLC0415  # it is there already
+    from pyspark.sql import SparkSession  # noqa: PLC0415  # it is loaded already
 
     return SparkSession.builder.getOrCreate()
 
@@ -199,7 +201,7 @@ def _start(config: Config, master: str) -> SparkSession:
         if not missing:
             raise SparkNotStartedError(AFTER_GRPC if "grpc" in sys.modules else BY_HAND) from error
         raise JarsMissingError(missing, str(ivy / "jars"), "its own message stands above") from None
-    # Not before the start: what is given then stands on Java's command line, where every user of the machine sees it.
+    # Not before the start: those settings appear on Java's command line, which every user of the machine can read.
     for name, value in spark_catalog_conf(config).items():
         spark.conf.set(name, value)
     return spark
@@ -218,7 +220,7 @@ def in_pool(spark: SparkSession, pool: str) -> Iterator[None]:
 
 
 def _prepare_environment(config: Config, master: str, cache: Path) -> None:
-    """Set what Java and the Python workers inherit: the runtime, the interpreter, and the object store's credentials."""
+    """Set the environment of Java and the Python workers: JAVA_HOME, the interpreter, the object store's credentials."""
     os.environ["JAVA_HOME"] = str(find_java(cache))
     if master.startswith("local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -1,4 +1,4 @@
-"""What a running pipeline tells of itself: a small file in the data directory, and metrics."""
+"""Status of a running pipeline: a file in the data directory, and metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ister.pipeline.writer import Tick, TopicWriter
+    from ister.pipeline.topic_writer import MicroBatch, TopicWriter
 
 log = structlog.get_logger()
 
@@ -23,7 +23,7 @@ FILE_NAME = "pipeline.json"
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """One topic, as the pipeline sees it."""
+    """Status of one topic."""
 
     table: str
     upto: int
@@ -35,7 +35,7 @@ class TopicStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A pipeline at one moment."""
+    """Status of a pipeline."""
 
     pid: int
     epoch: int
@@ -44,7 +44,7 @@ class Status:
 
     @classmethod
     def of(cls, writer: TopicWriter) -> Status:
-        """Look at a pipeline."""
+        """Return the status of a pipeline."""
         now = writer.now()
         topics = {
             one.name: TopicStatus(
@@ -55,7 +55,7 @@ class Status:
         return cls(os.getpid(), writer.epoch, time.time(), topics)
 
     def write(self, path: Path) -> None:
-        """Replace the file; whoever reads it sees the old one or the new one."""
+        """Replace the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)  # a pipeline may be the first to use its data directory
         beside = path.with_suffix(f".{self.pid}.tmp")
         beside.write_text(json.dumps(asdict(self), separators=(",", ":")))
@@ -63,7 +63,7 @@ class Status:
 
     @classmethod
     def read(cls, path: Path) -> Status | None:
-        """Return what a pipeline wrote last; None when there was none here."""
+        """Return the status that was written last; None if there is none."""
         try:
             content = json.loads(path.read_text())
         except FileNotFoundError:
@@ -99,31 +99,30 @@ class PipelineMetrics:
         self._lag_s = Gauge(
             "ister_pipeline_lag_seconds", "How long the oldest of them waits.", ["topic"], registry=registry
         )
-
         self._undecoded = Gauge(
             "ister_pipeline_undecoded_rows", "Rows whose payload did not decode.", ["topic"], registry=registry
         )
 
     def listen(self, host: str, port: int) -> None:
-        """Answer whoever scrapes; a port that is taken is told, and keeps no message from its table."""
+        """Serve the metrics; a port that is taken is logged, and stops nothing else."""
         try:
             start_http_server(port, host, self.registry)
         except OSError as error:
             log.warning("metrics_not_told", port=port, cause=str(error))
 
-    def note(self, tick: Tick, status: Status) -> None:
-        """Count a tick, and show where topics are."""
+    def note(self, batch: MicroBatch, status: Status) -> None:
+        """Count a micro-batch, and set the gauges of topics."""
         self._ticks.inc()
-        self._seconds.observe(tick.seconds)
-        self._rows.inc(tick.rows)
-        self._files.inc(tick.files)
-        self._bytes.inc(tick.bytes)
-        self._commits.inc(tick.commits)
-        for one in tick.tries:
+        self._seconds.observe(batch.seconds)
+        self._rows.inc(batch.rows)
+        self._files.inc(batch.files)
+        self._bytes.inc(batch.bytes)
+        self._commits.inc(batch.commits)
+        for one in batch.attempts:
             self._commit_seconds.observe(one.seconds)
             self._conflicts.inc(one.conflicts)
             self._unknowns.inc(one.unknowns)
-        self._failing.set(len(tick.failed))
+        self._failing.set(len(batch.failed))
         self._lag.clear()
         self._lag_s.clear()
         self._undecoded.clear()

@@ -1,8 +1,8 @@
-"""What a Spark task does: read splits, decode them with every checksum, write Parquet; only descriptions go back.
+"""Spark tasks of a micro-batch: read splits, decode them with every checksum, write Parquet, return descriptions.
 
-This module travels to executors. It knows no broker and no catalog. Whatever goes wrong with one topic is told as that
-topic's outcome, so that it holds up no other; what Spark itself must know of, like a lost machine, is Spark's to repeat.
-A task that is repeated writes files of other names, and those of the lost attempt are never committed.
+This module runs on executors; it knows no broker and no catalog. A failure of one topic is that topic's outcome, not an
+exception, so it stops no other topic; Spark repeats tasks that it lost. A repeated task writes files of other names, and those
+of the lost attempt are never committed.
 """
 
 from __future__ import annotations
@@ -14,44 +14,56 @@ import os
 import sys
 import traceback
 import uuid
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from zipimport import zipimporter
 
 import pyarrow as pa
 
-from ister.core import kernels
-from ister.core.columns import batch_of, corrupt, scan_run
+from ister.config.environment import SECRETS_VARIABLE
 from ister.core.errors import BusyError, CorruptError, CorruptLogError, CorruptObjectError
-from ister.core.frame import HEADER, HEADER_BYTES
+from ister.core.frames.columns import batch_of
+from ister.core.frames.scanner import FrameScanner
+from ister.core.tiers.splits import Split
+from ister.lake.columns import table_rows
 from ister.lake.parquet import Written, write_files
-from ister.lake.schema import table_rows
-from ister.pipeline.typed import Values
+from ister.pipeline.typed_values import Values
 from ister.ports.objects import StoreSettings, open_store
 from ister.ports.objects.checked import read_checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ister.core.columns import Scan
-    from ister.core.typed.decode import Named
-    from ister.core.typed.fit import Path
-    from ister.pipeline.typed import Typed
+    from ister.core.frames.columns import Scan
+    from ister.pipeline.typed_values import Typed
+    from ister.schemas.columns.cells import Path
+    from ister.schemas.decode import Named
 
 READ_BYTES = 4 << 20
 """How much is decoded at a time: about seven times as much memory."""
-SECRETS_VARIABLE = "ISTER_EXECUTOR_SECRETS"
-"""Passwords and keys reach executors by their environment alone: a JSON object of `Reach`'s fields `files` and `options`."""
-OUTCOMES = pa.schema([("work", pa.int32()), ("verdict", pa.string()), ("text", pa.string())])
-OUTCOMES_SQL = "work int, verdict string, text string"
+_INTS, _TEXTS = ("start", "stop", "start_byte", "stop_byte", "object_bytes"), ("path", "key", "etag")
+SPLIT = pa.struct({**dict.fromkeys(_INTS, pa.int64()), **dict.fromkeys(_TEXTS, pa.string())}.items())
+PLANS = pa.schema(
+    {
+        "number": pa.int32(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "location": pa.string(),
+        "splits": pa.list_(SPLIT),
+    }
+)
+"""Rows of the job's DataFrame: `FilePlan`s with their numbers."""
+OUTCOMES = pa.schema([("number", pa.int32()), ("topic", pa.string()), ("verdict", pa.string()), ("text", pa.string())])
+OUTCOMES_SQL = "number int, topic string, verdict string, text string"
 
 
 class Verdict(StrEnum):
-    """How a work ended."""
+    """How the splits of one file ended."""
 
     WRITTEN = "written"
     GONE = "gone"
-    """What was planned is not there any more: plan again."""
+    """A log file or an object was deleted after planning: plan again."""
     WAITS = "waits"
     """A store does not answer now."""
     CORRUPT = "corrupt"
@@ -60,23 +72,11 @@ class Verdict(StrEnum):
 
 
 Outcome: TypeAlias = tuple[Verdict, str]
-"""How a work ended: what was written, as `Done` writes it, or why not."""
-
-
-class Source(NamedTuple):
-    """Whole frames: bytes [start_byte, stop_byte) of a file or an object."""
-
-    start: int
-    stop: int
-    start_byte: int
-    stop_byte: int
-    path: str = ""
-    key: str = ""
-    etag: str = ""
+"""A verdict with the `WriteResult` as JSON, or the reason."""
 
 
 class Reach(NamedTuple):
-    """How to reach the warehouse and the objects, without secrets: these are added where the task runs."""
+    """Access to the warehouse and the objects, without secrets: these are added where the task runs."""
 
     files: dict[str, str]
     """Properties of PyIceberg's FileIO."""
@@ -86,39 +86,51 @@ class Reach(NamedTuple):
     """Of the object store."""
 
     def whole(self) -> Reach:
-        """Return it with the secrets of this machine's environment."""
+        """Return it with the secrets of the environment."""
         secrets = json.loads(os.environ.get(SECRETS_VARIABLE, "{}"))
         files, options = secrets.get("files", {}), secrets.get("options", {})
         return self._replace(files=self.files | files, options=self.options | options)
 
 
-class Work(NamedTuple):
-    """Consecutive messages of one topic, for one file or a file a day."""
+class FilePlan(NamedTuple):
+    """Consecutive splits of one topic that become a data file, or one a day."""
 
     topic: str
     partition: int
     location: str
-    sources: tuple[Source, ...]
+    splits: tuple[Split, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of the frames."""
+        return sum(split.bytes for split in self.splits)
+
+
+class WriteJob(NamedTuple):
+    """What all tasks of a job share."""
+
+    reach: Reach
     target_bytes: int
-    typed: Typed | None = None
+    typed: Mapping[str, Typed]
+    """By topic; a topic without a schema has none."""
 
 
-class Done(NamedTuple):
-    """What a work that went well has to say."""
+class WriteResult(NamedTuple):
+    """What was written for a file plan."""
 
     files: list[Written]
     unknown: list[Named]
-    """Schemas that its messages name and that it was not given; their rows have a decode_error."""
+    """Schemas that messages name and that the task did not have; their rows have a decode_error."""
     misfits: list[Path]
-    """Columns that lack one beside them for values that do not fit; their rows have a decode_error."""
+    """Columns that lack a sibling for values that do not fit; their rows have a decode_error."""
 
     def to_json(self) -> str:
-        """Write it as text, to come back from a task."""
+        """Return it as the text of an outcome."""
         return json.dumps([[one.to_json() for one in self.files], self.unknown, self.misfits])
 
     @classmethod
-    def from_json(cls, text: str) -> Done:
-        """Read what `to_json` wrote."""
+    def from_json(cls, text: str) -> WriteResult:
+        """Parse what `to_json` returned."""
         files, unknown, misfits = json.loads(text)
         return cls(
             [Written.from_json(one) for one in files],
@@ -127,30 +139,38 @@ class Done(NamedTuple):
         )
 
 
-def run_tasks(
-    tasks: Sequence[Sequence[tuple[int, Work]]], reach: Reach, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Do the works of the tasks whose numbers come; give one outcome for each work."""
-    reach = reach.whole()
+def plan_rows(plans: Sequence[tuple[int, FilePlan]]) -> pa.RecordBatch:
+    """Return file plans with their numbers as rows."""
+    rows = [
+        {"number": number, **plan._asdict(), "splits": [asdict(split) for split in plan.splits]}
+        for number, plan in plans
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=PLANS)
+
+
+def write_splits(job: WriteJob, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write the files that the rows plan; yield one outcome for each row. For `mapInArrow`."""
+    job = job._replace(reach=job.reach.whole())
     for batch in batches:
-        for number in batch.column(0).to_pylist():
-            for index, work in tasks[number]:
-                verdict, text = outcome_of(work, reach)
-                yield pa.RecordBatch.from_arrays([[index], [verdict.value], [text]], schema=OUTCOMES)
+        for row in batch.to_pylist():
+            number = row.pop("number")
+            plan = FilePlan(**row | {"splits": tuple(Split(**split) for split in row["splits"])})
+            verdict, text = outcome_of(plan, job)
+            yield pa.RecordBatch.from_arrays([[number], [plan.topic], [verdict.value], [text]], schema=OUTCOMES)
     ease_reuse()
 
 
-def run_nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give back the numbers of the tasks: what a job needs to show that workers start and answer."""
+def pass_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows as they are: a job of it shows that workers start and answer."""
     yield from batches
 
 
 def ease_reuse() -> None:
-    """Make this worker's next task begin at once.
+    """Make the next task of this worker start at once.
 
-    Before each task Spark has every finder of modules look anew, and one of an archive reads its whole directory: with
-    Spark's own archives and one finder for each package that is a quarter of a second. A finder that is forgotten
-    is made again when something is imported. After each task Spark collects garbage: among what was imported there is none.
+    Before each task Spark invalidates every module finder, and that of an archive reads its whole directory again: with
+    Spark's own archives and one finder for each package, a quarter of a second. A finder that is dropped is created by the
+    next import. After each task Spark collects garbage; what was imported is frozen, because none of it is.
     """
     for place, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
@@ -160,83 +180,79 @@ def ease_reuse() -> None:
         gc.freeze()
 
 
-def outcome_of(work: Work, reach: Reach) -> Outcome:
-    """Do one work, and say how it ended."""
+def outcome_of(plan: FilePlan, job: WriteJob) -> Outcome:
+    """Write a file plan; return how that ended."""
     try:
-        done = do(work, reach)
+        result = write(plan, job)
     except FileNotFoundError as error:
         return Verdict.GONE, str(error)
     except CorruptError as error:
         return Verdict.CORRUPT, str(error)
     except (BusyError, OSError) as error:
         return Verdict.WAITS, str(error) or type(error).__name__
-    except Exception:  # noqa: BLE001  # the root of a work: another topic must not wait for this one
+    except Exception:  # noqa: BLE001  # the root of a topic: the others go on
         return Verdict.FAILED, traceback.format_exc()
-    return Verdict.WRITTEN, done.to_json()
+    return Verdict.WRITTEN, result.to_json()
 
 
-def do(work: Work, reach: Reach) -> Done:
-    """Write a work's rows; returns what was written, which holds exactly its offsets."""
-    batches = (batch for source in work.sources for batch in decoded(source, reach))
-    rows = (table_rows(batch, work.partition) for batch in batches)
-    values = None if work.typed is None else Values(work.typed)
+def write(plan: FilePlan, job: WriteJob) -> WriteResult:
+    """Write the rows of a file plan, exactly its offsets."""
+    batches = (batch for split in plan.splits for batch in decoded(split, job.reach))
+    rows = (table_rows(batch, plan.partition) for batch in batches)
+    typed = job.typed.get(plan.topic)
+    values = None if typed is None else Values(typed)
     written = write_files(
-        reach.files,
-        work.location,
+        job.reach.files,
+        plan.location,
         rows if values is None else (piece for batch in rows for piece in values.add_to(batch)),
-        partition=work.partition,
+        partition=plan.partition,
         name=uuid.uuid4().hex,
-        target_bytes=work.target_bytes,
+        target_bytes=job.target_bytes,
     )
-    return Done(written, [], []) if values is None else Done(written, values.unknown, sorted(values.misfits))
+    return (
+        WriteResult(written, [], []) if values is None else WriteResult(written, values.unknown, sorted(values.misfits))
+    )
 
 
-def decoded(source: Source, reach: Reach) -> Iterator[pa.RecordBatch]:
-    """Decode a source piece by piece; every offset of it comes, or CorruptLogError."""
-    if source.path:
-        with open(source.path, "rb", buffering=0) as file:  # noqa: PTH123  # pread needs no Path
-            yield from frames(source, lambda at, count: os.pread(file.fileno(), count, at))
+def decoded(split: Split, reach: Reach) -> Iterator[pa.RecordBatch]:
+    """Decode a split batch by batch; yield every offset of it, or raise CorruptLogError."""
+    if split.path:
+        with open(split.path, "rb", buffering=0) as file:  # noqa: PTH123  # pread needs no Path
+            yield from frames(split, lambda at, count: os.pread(file.fileno(), count, at))
     else:
-        data = asyncio.run(_fetch(source, reach))
+        data = asyncio.run(_fetch(split, reach))
         view = memoryview(data)
-        yield from frames(source, lambda at, count: view[at - source.start_byte : at - source.start_byte + count])
+        yield from frames(split, lambda at, count: view[at - split.start_byte : at - split.start_byte + count])
 
 
-def frames(source: Source, read: Callable[[int, int], bytes | memoryview]) -> Iterator[pa.RecordBatch]:
-    """Decode what `read` gives, from the source's first byte to its last."""
-    for data, scan in _scans(source, read):
+def frames(split: Split, read: Callable[[int, int], bytes | memoryview]) -> Iterator[pa.RecordBatch]:
+    """Decode what `read` returns, from the split's first byte to its last."""
+    for data, scan in _scans(split, read):
         if scan.rows:
             yield batch_of(data, scan)
 
 
-def _scans(source: Source, read: Callable[[int, int], bytes | memoryview]) -> Iterator[tuple[bytes | memoryview, Scan]]:
-    at, expected, count = source.start_byte, source.start, READ_BYTES
-    while expected < source.stop:
-        data = read(at, min(count, source.stop_byte - at))
-        scan = scan_run(data, first_offset=expected, limit=source.stop)
-        yield data, scan
-        if scan.end:
-            at, expected, count = at + scan.end, scan.next_offset, READ_BYTES
-        elif scan.code == kernels.NEED_MORE and len(data) == count:
-            count = HEADER_BYTES + HEADER.unpack_from(data)[1]
-        else:
-            raise corrupt(source.path or source.key, at, expected, scan.code or kernels.NEED_MORE)
+def _scans(split: Split, read: Callable[[int, int], bytes | memoryview]) -> Iterator[tuple[bytes | memoryview, Scan]]:
+    scanner = FrameScanner(split.path or split.key, split.start, split.start_byte, READ_BYTES, limit=split.stop)
+    while scanner.offset < split.stop:
+        data = read(scanner.byte, min(scanner.need, split.stop_byte - scanner.byte))
+        yield data, scanner.feed(data)
 
 
-async def _fetch(source: Source, reach: Reach) -> bytes:
-    """Read an object's frames; all of them are checked first, because those that are decoded are not read again."""
+async def _fetch(split: Split, reach: Reach) -> bytes:
+    """Read an object's frames, all of them checked, because frames that are decoded are not read again."""
 
     def check(data: bytes) -> bytes:
         view = memoryview(data)
         try:
-            for _ in _scans(source, lambda at, count: view[at - source.start_byte : at - source.start_byte + count]):
+            for _ in _scans(split, lambda at, count: view[at - split.start_byte : at - split.start_byte + count]):
                 pass
         except CorruptLogError as error:
-            raise CorruptObjectError(source.key, error.byte, error.expected_offset, error.reason) from None
+            raise CorruptObjectError(split.key, error.byte, error.expected_offset, error.reason) from None
         return data
 
     store = open_store(StoreSettings(reach.backend, reach.root, reach.options))
     try:
-        return await read_checked(store, source.key, source.start_byte, source.stop_byte, etag=source.etag, check=check)
+        return await read_checked(store, split.key, split.start_byte, split.stop_byte, etag=split.etag, check=check)
     finally:
         await store.close()

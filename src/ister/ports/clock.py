@@ -1,4 +1,4 @@
-"""The clock: wall time for people and for age, never for order."""
+"""Wall clock, for people and for age, never for order."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What time it is; it may step in either direction at any moment."""
+    """A wall clock; it may step in either direction at any moment."""
 
     def wall_us(self) -> int:
         """Microseconds since 1970."""
-        ...
 
 
 class SystemClock:

@@ -1,7 +1,4 @@
-"""Make each topic's storage: its directory, its log, its uploader and deleter; find all of them again after a restart.
-
-The next offset of a topic is the largest over its tiers; `ister.storage.resume` finds it.
-"""
+"""Creation, opening and deletion of topics: each with its log directory, uploader, deleter and retention tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import structlog
@@ -19,43 +16,43 @@ from ister.cloud.checkpoint import UploadCheckpoint
 from ister.cloud.deleter import GrowthWatch
 from ister.core.errors import (
     BusyError,
-    ClientError,
     InvalidConfigError,
     IsterError,
     LockedError,
     LogClosedError,
+    UnknownHistoryError,
     UnknownTopicError,
 )
+from ister.core.frames.segment import generation_prefix, topic_prefix
 from ister.core.names import TopicName
 from ister.core.retry import backoff_s, is_transient
-from ister.core.segment import generation_prefix, topic_prefix
 from ister.ports.clock import SystemClock
-from ister.ports.files import NO_SPACE, OsFiles
-from ister.ports.slots import slots_of_process
+from ister.ports.files.files import NO_SPACE, OsFiles
+from ister.ports.files.open_files import open_files_of_process
+from ister.storage.cursors.metadata import progress_root
+from ister.storage.cursors.move import EarlierProgress, drop_cursors, open_cursors
+from ister.storage.generations import TopicRegistry
+from ister.storage.log_root import LogRoot
 from ister.storage.object_retention import ObjectKeeper
-from ister.storage.progress import progress_root
-from ister.storage.progress_move import EarlierProgress, drop_cursors, open_cursors
-from ister.storage.registry import TopicRegistry
 from ister.storage.resume import ASK_TIMEOUT_S, Opening, RemoteWait, Waits
 from ister.storage.retention import Keeper
-from ister.storage.root import LogRoot
 from ister.storage.table_tier import TableTier
-from ister.storage.tiers import CLOUD_TIMEOUT_S, ObjectTier
-from ister.storage.wal_storage import WalStorage
+from ister.storage.tiered_reader import CLOUD_TIMEOUT_S, ObjectTier
+from ister.storage.wal_storage import WalStorage, require_uploader
 from ister.wal import Wal
-from ister.wal.config import AckLevel, WalConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from ister.core.histogram import Histogram
     from ister.ports.clock import Clock
-    from ister.ports.files import Files, Lock
+    from ister.ports.files.files import Files, Lock
     from ister.ports.metadata import Metadata
     from ister.ports.objects import CloudStore
-    from ister.storage.registry import TopicRecord
+    from ister.storage.generations import TopicRecord
     from ister.storage.retention import ReliableOptions
     from ister.storage.table_tier import TopicTable
+    from ister.wal.config import AckLevel, WalConfig
     from ister.wal.directory import Resume
 
     T = TypeVar("T")
@@ -64,31 +61,20 @@ log = structlog.get_logger()
 
 OPEN_AT_ONCE = 16
 PROBE_PREFIX = "_probe_/"
-"""What the object store is asked for to see whether it answers; nothing needs to be there."""
+"""Listed to check that the object store answers; usually empty."""
 REMOVE_RETRY_MAX_S = 60.0
-"""The longest pause between two attempts to remove what is left of deleted topics."""
+"""The longest pause between two attempts to remove the data of deleted topics."""
 CANCEL_AGAIN_S = 1.0
 CANCELS_MAX = 10
 DISK_THREADS = 16
-"""How many threads wait for the disk, for all topics together."""
-
-
-class UnknownHistoryError(ClientError):
-    """Objects of a topic exist that neither metadata nor the disk knows of."""
-
-    def __init__(self, topic: str, store: str) -> None:
-        self.topic = topic
-        super().__init__(
-            f"{store} has objects of topic {topic}, but neither metadata nor the log's directory knows that topic; "
-            "run `ister objects rebuild` to get it back, or delete those objects"
-        )
+"""Threads for disk operations of all topics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsConfig:
-    """The settings that all topics of a factory share; `wal.dir` is the directory under which each has its own.
+    """The settings that all topics of a factory share; `wal.dir` is the root of their directories.
 
-    `object_retention_s` is how long objects are kept that the table holds, too; None is for ever.
+    `object_retention_s` is how long objects are retained that the table holds, too; None is for ever.
     """
 
     wal: WalConfig
@@ -108,31 +94,33 @@ class TopicsConfig:
 
 @dataclass(slots=True)
 class _Open:
-    """A topic that is open, and the tasks that work for it."""
+    """An open topic and its tasks."""
 
     record: TopicRecord
     storage: WalStorage
     uploader: Uploader | None
     deleter: Deleter | None
-    keeper: Keeper
+    log_retention: Keeper
     object_keeper: ObjectKeeper | None
     tasks: list[asyncio.Task[None]]
-    keeps: bool = False
+    is_retaining: bool = False
 
 
 class _Found(NamedTuple):
-    """What is known of a topic before it is opened: its record, and its generations on disk."""
+    """A topic before it is opened: its record, and its generations on disk."""
 
     record: TopicRecord | None
     on_disk: list[int]
 
 
 class WalStorageFactory:
-    """Makes, finds and deletes topics; `start` it first, `shutdown` at the end.
+    """Creates, opens and deletes topics; `start` it first, `shutdown` at the end.
 
-    With `tables`, the table of a topic and generation is its last tier. `known_upto` is how far such a table was once
-    reported to be, for when it cannot be asked.
+    With `tables`, the table of a topic and generation is its last tier. `known_upto` returns the reported end of such a
+    table, for when it does not answer.
     """
+
+    read_only: Literal[False] = False
 
     def __init__(
         self,
@@ -150,20 +138,20 @@ class WalStorageFactory:
         self._store = store
         self._metadata = metadata
         self._tables = tables
-        self.known_upto = known_upto
-        self._files = files or OsFiles(threads=DISK_THREADS, slots=slots_of_process())
+        self._known_upto = known_upto
+        self._files = files or OsFiles(threads=DISK_THREADS, open_files=open_files_of_process())
         self._clock = clock or SystemClock()
         self._registry = TopicRegistry(metadata, config.root_prefix)
         self._progress_root = progress_root(config.root_prefix)
         self._earlier = EarlierProgress(metadata)
         self._open: dict[TopicName, _Open] = {}
         self._removals: dict[TopicName, TopicRecord] = {}
-        """Deleted topics of which something may be left; removed in the background."""
+        """Deleted topics whose data may be left; removed in the background."""
         self._unsettled: set[tuple[TopicName, int]] = set()
-        """Deleted generations of which an object may still be put; the next start removes them once more."""
+        """Deleted generations with an upload in flight; the next start removes them once more."""
         self._remover: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[object]] = set()
-        """Openings and deletions under way, which `shutdown` waits for."""
+        """Openings and deletions in progress, which `shutdown` waits for."""
         self._closing = False
         self._started = asyncio.Event()
         self._started.set()
@@ -172,13 +160,17 @@ class WalStorageFactory:
         assert not isinstance(config.wal.dir, str), "WalConfig makes it a path"
         self._root = LogRoot(self._files, config.wal.dir)
 
+    def set_known_upto(self, known_upto: Callable[[TopicName, int], int]) -> None:
+        """Use another source of reported table ends; before `start`."""
+        self._known_upto = known_upto
+
     # --- topics -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> list[TopicName]:
         """Open every topic found on disk or in metadata; returns them.
 
-        A topic that cannot be opened does not keep the others from it: `problems` says what is wrong with it. What is
-        left of deleted topics is removed in the background. InvalidConfigError if there can be no logs in `wal.dir`.
+        The error of a topic that cannot be opened is in `problems`; the others are opened all the same. Data of deleted
+        topics is removed in the background. InvalidConfigError if `wal.dir` cannot be used.
         """
         await self._own_root()
         damaged: dict[TopicName, IsterError] = {}
@@ -201,7 +193,7 @@ class WalStorageFactory:
                     await self._tracked(topic, self._opened(topic, None, found, waits))
                 except (IsterError, OSError) as error:
                     self.problems[topic] = error if isinstance(error, IsterError) else BusyError(str(error))
-                    log.error("topic_not_opened", topic=str(topic), cause=str(error))  # noqa: TRY400  # told whole
+                    log.error("topic_not_opened", topic=str(topic), cause=str(error))  # noqa: TRY400  # the cause is logged
 
         self._started.clear()
         try:
@@ -214,7 +206,7 @@ class WalStorageFactory:
         try:
             await self._root.own()
         except LockedError:
-            pass  # every topic says so
+            pass  # reported for every topic
         except OSError as error:
             if is_transient(error) or error.errno in NO_SPACE:
                 raise
@@ -222,13 +214,13 @@ class WalStorageFactory:
             raise InvalidConfigError("wal.dir", reason) from error
 
     async def topics(self) -> list[TopicName]:
-        """Return every topic that there is."""
+        """Return every topic."""
         damaged: dict[TopicName, IsterError] = {}
         known = await self._registry.all(damaged)
         return sorted([*damaged, *(topic for topic, record in known.items() if not record.deleted)])
 
     async def for_topic(self, topic: str | TopicName, *, level: AckLevel | None = None) -> WalStorage:
-        """Return a topic's storage, opened or made if it is not open yet; with a level, it has that level from now on."""
+        """Return a topic's storage, opened or created if necessary; `level`, if given, is its level from now on."""
         name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
         return (await self._tracked(name, self._opened(name, level))).storage
 
@@ -247,28 +239,28 @@ class WalStorageFactory:
             return opened
 
     def set_retention(self, topic: str | TopicName, options: ReliableOptions | None) -> None:
-        """Have an open topic's log keep what a policy says from now on, or, with None, what the broker's retention says.
+        """Set an open topic's retention policy; None leaves its log to the broker's retention.
 
-        It is enforced every `check_interval_minutes`. What objects hold may leave the log earlier, whatever the policy.
+        It is enforced every `check_interval_minutes`. Uploaded messages may be deleted from the log earlier.
         """
         name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
         opened = self._open.get(name)
         if opened is None:
             raise UnknownTopicError(str(name), str(self._root.path))
-        opened.keeper.options = options
-        if options is not None and not opened.keeps:
-            opened.keeps = True
-            opened.tasks.append(asyncio.create_task(opened.keeper.run(self.config.retention.check_interval_s)))
+        opened.log_retention.set_options(options)
+        if options is not None and not opened.is_retaining:
+            opened.is_retaining = True
+            opened.tasks.append(asyncio.create_task(opened.log_retention.run(self.config.retention.check_interval_s)))
 
-    def keeper(self, topic: TopicName) -> Keeper:
-        """Return who enforces an open topic's policy, if it has one."""
-        return self._open[topic].keeper
+    def log_retention(self, topic: TopicName) -> Keeper:
+        """Return the task that enforces an open topic's policy, if it has one."""
+        return self._open[topic].log_retention
 
     async def delete_topic(self, topic: str | TopicName, *, in_background: bool = False) -> None:
-        """Delete a topic: its log, objects and descriptions; its name can be used again at once.
+        """Delete a topic: its log, objects and descriptors; its name can be used again at once.
 
-        It is deleted even if the caller does not wait. If removing fails, that is raised, and tried again in the
-        background; another call tries again at once. With `in_background` nobody waits for the object store.
+        It is deleted even if the caller is cancelled. A failure to remove its data is raised, and retried in the
+        background; another call retries at once. With `in_background` this does not wait for the object store.
         """
         name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
         await self._tracked(name, self._delete(name, in_background=in_background), shielded=True)
@@ -302,7 +294,7 @@ class WalStorageFactory:
                     self._remove_later(name, record)
 
     async def shutdown(self, drain_timeout_s: float | None = None) -> None:
-        """Carry away what waits, as far as time allows, and close every topic; raises the first failure at the end."""
+        """Upload what is synced, as far as time allows, and close every topic; raises the first failure at the end."""
         self._closing = True
         timeout_s = self.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         ends = asyncio.get_running_loop().time() + timeout_s
@@ -310,7 +302,7 @@ class WalStorageFactory:
             await _cancel(str(self._root.path), {self._remover})
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
-            await _cancel(str(self._root.path), late)  # what they leave undone, the next start does
+            await _cancel(str(self._root.path), late)  # the next start completes them
         left_s = max(0.0, ends - asyncio.get_running_loop().time())
         closing = [self._close(opened, left_s) for opened in self._open.values()]
         self._open.clear()
@@ -322,9 +314,9 @@ class WalStorageFactory:
             raise failures[0]
 
     async def check_store(self) -> None:
-        """Raise what is wrong with the object store: it does not answer, refuses us, or its bucket is gone.
+        """Raise an error if the object store does not answer, refuses us, or lacks its bucket.
 
-        A listing tells it; a look at an object does not tell a missing bucket from a missing object.
+        By a listing, because a read of an object does not distinguish a missing bucket from a missing object.
         """
         async with aclosing(self._store.list(PROBE_PREFIX)) as listing:
             await anext(listing, None)
@@ -332,7 +324,7 @@ class WalStorageFactory:
     @property
     def sync_seconds(self) -> Histogram:
         """How long syncs of all logs took."""
-        return self._files.pace.sync_seconds
+        return self._files.sync_latency.sync_seconds
 
     def uploader(self, topic: TopicName) -> Uploader | None:
         """Return an open topic's uploader."""
@@ -343,7 +335,7 @@ class WalStorageFactory:
         return self._open[topic].deleter
 
     def object_keeper(self, topic: TopicName) -> ObjectKeeper | None:
-        """Return who deletes an open topic's objects behind its table."""
+        """Return the task that deletes an open topic's objects that its table holds."""
         return self._open[topic].object_keeper
 
     # --- opening ------------------------------------------------------------------------------------------------------
@@ -357,7 +349,7 @@ class WalStorageFactory:
         known = found.record
         waits = waits or Waits(RemoteWait(), RemoteWait())
         if known is not None and known.needs_removal(found.on_disk):
-            # What a failure left of it, which nobody would find any more.
+            # Data that a failure left, which no later start would find.
             async with waits.store.limit(ASK_TIMEOUT_S if waits.together else None):
                 await self._remove(topic, known)
             known = await self._registry.get(topic)
@@ -370,8 +362,7 @@ class WalStorageFactory:
         directory = self._root.directory(topic, record.generation)
         shared = self.config.wal
         config = replace(shared, dir=directory, topic=str(topic), level=shared.level if level is None else level)
-        if config.ack_level >= AckLevel.CLOUD and not self.config.upload.enabled:
-            raise InvalidConfigError("level", "CLOUD needs the uploader; enable it, or choose level FSYNC")
+        require_uploader(config.ack_level, enabled=self.config.upload.enabled)
         catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
         wal = await Wal.with_config(config, files=self._files, clock=self._clock, within=owned)
         uploader = self._uploader_of(wal, catalog, record)
@@ -379,7 +370,7 @@ class WalStorageFactory:
         table = None if self._tables is None else self._tables(topic, record.generation)
         try:
             opening = Opening(wal, self._store, catalog, uploader, reopen, waits)
-            joined = await opening.join(table, 0 if table is None else self.known_upto(topic, record.generation))
+            joined = await opening.join(table, 0 if table is None else self._known_upto(topic, record.generation))
             wal = joined.wal
             cursors = await open_cursors(
                 self._files, directory, wal.config.name, wal.recovered_offset,
@@ -421,13 +412,10 @@ class WalStorageFactory:
         opened = _Open(record, storage, uploader, None, Keeper(str(topic), storage, self._clock), None, [])
         works: list[Coroutine[None, None, None]] = []
         if uploader is not None:
-            opened.deleter = Deleter(storage, self._store, catalog, uploader, config.retention, self._clock)
-            works += [self._run_uploader(uploader), opened.deleter.run()]
-        elif table is not None:
-            opened.deleter = Deleter(
-                storage, self._store, catalog, None, config.retention, self._clock,
-                held=lambda: storage.later_tier_offset or 0,
-            )  # fmt: skip
+            works.append(self._run_uploader(uploader))
+        if uploader is not None or table is not None:
+            held = None if uploader is not None else lambda: storage.later_tier_offset or 0
+            opened.deleter = Deleter(storage, self._store, catalog, uploader, config.retention, self._clock, held=held)
             works.append(opened.deleter.run())
         else:
             works.append(self._watch_growth(topic, storage))
@@ -438,14 +426,14 @@ class WalStorageFactory:
         return opened
 
     async def _run_uploader(self, uploader: Uploader) -> None:
-        """Upload once all topics are open: after a crash each has something, and opening goes first."""
+        """Start uploading once all topics are open: after a crash every topic uploads, and opening has priority."""
         await self._started.wait()
         await uploader.run()
 
     async def _watch_growth(self, topic: TopicName, storage: WalStorage) -> None:
         watch = GrowthWatch(str(topic), self.config.retention)
         while True:
-            watch.look(
+            watch.check(
                 storage.active_bytes + sum(segment.size for segment in storage.sealed_segments()),
                 "uploads are off, so nothing is pruned: enable uploader, or choose a retention policy",
             )
@@ -454,10 +442,7 @@ class WalStorageFactory:
     # --- closing and deleting -----------------------------------------------------------------------------------------
 
     async def _release(self, opened: _Open, settle_s: float) -> bool:
-        """Close a topic that is deleted; returns False if an object may still be put.
-
-        A failure to close it does not matter.
-        """
+        """Close a deleted topic, ignoring failures; returns False if an upload may still be in flight."""
         try:
             return opened.uploader is None or await opened.uploader.settle(settle_s)
         finally:
@@ -495,9 +480,9 @@ class WalStorageFactory:
             await opened.storage.table.table.close()
 
     async def _remove(self, topic: TopicName, record: TopicRecord) -> None:
-        """Remove what is left of a deleted generation; can be done again and again."""
+        """Remove the data of a deleted generation. Idempotent."""
         catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
-        # The log first, because that asks for its lock: nothing is taken from a topic that another process has open.
+        # The log first, because that checks its lock: nothing is removed of a topic that another process has open.
         await self._root.remove(topic, record.generation)
         keys = [info.key async for info in self._store.list(generation_prefix(topic, record.generation))]
         for key in keys:
@@ -512,28 +497,28 @@ class WalStorageFactory:
         )
 
     def _remove_later(self, topic: TopicName, record: TopicRecord) -> None:
-        """Have what is left of a deleted topic removed in the background."""
+        """Remove the data of a deleted topic in the background."""
         self._removals[topic] = record
         if not self._closing and (self._remover is None or self._remover.done()):
             self._remover = asyncio.create_task(self._run_removals())
 
     async def _run_removals(self) -> None:
-        """Remove what is left of deleted topics, again and again until nothing is."""
+        """Remove the data of deleted topics; retries until nothing is left."""
         await self._started.wait()
         attempts = 0
         while self._removals and not self._closing:
             for topic, record in list(self._removals.items()):
                 if self._closing or await self._removal_failed(topic, record):
-                    break  # the store is away: it is asked once, not once for each topic
+                    break  # the store is unavailable: one attempt a round, not one a topic
             if self._removals:
                 attempts += 1
                 await asyncio.sleep(backoff_s(attempts, REMOVE_RETRY_MAX_S))
 
     async def _removal_failed(self, topic: TopicName, record: TopicRecord) -> bool:
-        """Try to remove what is left of a deleted topic; returns True after an error that the next one would meet, too."""
+        """Try to remove the data of a deleted topic; returns True after an error that would affect the next one, too."""
         async with self._lock(topic):
             if self._removals.get(topic) is not record:
-                return False  # it was removed, or made again and deleted again, while we waited for our turn
+                return False  # removed, or re-created and deleted again, while this waited for the lock
             try:
                 await self._remove(topic, record)
             except (IsterError, OSError) as error:
@@ -544,7 +529,7 @@ class WalStorageFactory:
         return False
 
     async def _tracked(self, topic: TopicName, work: Coroutine[None, None, T], *, shielded: bool = False) -> T:
-        """Run a task that `shutdown` waits for, and cancels in the end (LogClosedError); shielded, its caller cannot."""
+        """Run a task that `shutdown` waits for and then cancels (LogClosedError); `shielded` from its caller's cancellation."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -562,7 +547,7 @@ class WalStorageFactory:
 
 
 async def _cancel(topic: str, tasks: set[asyncio.Task[T]]) -> None:
-    """Cancel tasks and wait for their end; what swallows a cancellation is cancelled again, and then left."""
+    """Cancel tasks and wait for their end; one that swallows the cancellation is cancelled again, then abandoned."""
     for attempt in range(CANCELS_MAX):
         for task in tasks:
             task.cancel()
@@ -575,6 +560,6 @@ async def _cancel(topic: str, tasks: set[asyncio.Task[T]]) -> None:
 
 
 def _log_failure(topic: TopicName, deletion: asyncio.Task[T]) -> None:
-    """Log why a deletion failed whose caller has gone."""
+    """Log why a deletion failed whose caller was cancelled."""
     if not deletion.cancelled() and (error := deletion.exception()) is not None:
         log.warning("topic_not_removed", topic=str(topic), cause=str(error))

@@ -1,18 +1,18 @@
-"""Open topics that another broker owns, to be read from their tables; finds them in metadata and claims nothing."""
+"""Read-only topics: opened from their tables, found in metadata; claims nothing."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
 from ister.core.errors import IsterError, LogClosedError, PreconditionError, UnknownTopicError
 from ister.core.names import TopicName
+from ister.storage.cursors.metadata import progress_root
+from ister.storage.generations import TopicRegistry
 from ister.storage.lake_storage import LakeStorage
-from ister.storage.progress import progress_root
-from ister.storage.registry import TopicRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,17 +25,18 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class LakeConfig:
-    """Where metadata has the topics, and how often the catalog is asked for what is new."""
+    """The root of the topics in metadata, and the poll interval of the catalog."""
 
     root_prefix: str
     poll_interval_s: float = 1.0
 
 
 class LakeStorageFactory:
-    """The topics of a broker that only reads, each as it was when it was asked for: `generations` tells what changed."""
+    """The topics of a read-only broker; `generations` shows which were created or deleted."""
 
+    read_only: Literal[True] = True
     sync_seconds = None
-    """It syncs nothing."""
+    """No log is synced."""
 
     def __init__(
         self, config: LakeConfig, *, metadata: Metadata, tables: Callable[[TopicName, int], TopicTable]
@@ -49,22 +50,22 @@ class LakeStorageFactory:
         self._closing = False
 
     async def start(self) -> list[TopicName]:
-        """Return every topic; nothing is opened yet."""
+        """Return every topic; opens none."""
         return await self.topics()
 
     async def topics(self) -> list[TopicName]:
-        """Return every topic that there is."""
+        """Return every topic."""
         return sorted([*await self.generations(), *self.problems])
 
     async def generations(self) -> dict[TopicName, int]:
-        """Return the generation of every topic that there is now; `problems` says what is wrong with the others."""
+        """Return the generation of every topic; `problems` has the topics whose records are damaged."""
         damaged: dict[TopicName, IsterError] = {}
         known = await self._registry.all(damaged)
         self.problems = damaged
         return {topic: record.generation for topic, record in known.items() if not record.deleted}
 
     async def for_topic(self, topic: str | TopicName) -> LakeStorage:
-        """Return a topic's storage, of the generation that it has now; one of an earlier generation is closed."""
+        """Return a topic's storage, of its current generation; one of an earlier generation is closed."""
         name = topic if isinstance(topic, TopicName) else TopicName.parse(topic)
         record = await self._registry.get(name)
         if self._closing:
@@ -83,7 +84,7 @@ class LakeStorageFactory:
         return opened
 
     async def close_topic(self, topic: TopicName) -> None:
-        """Let go of a topic that is gone, or that is another one now; its readers end."""
+        """Close a topic that was deleted or re-created; its readers end."""
         opened = self._open.pop(topic, None)
         if opened is not None:
             try:
@@ -92,12 +93,12 @@ class LakeStorageFactory:
                 log.warning("topic_not_closed", topic=str(topic), cause=str(error))
 
     async def delete_topic(self, topic: str | TopicName, *, in_background: bool = False) -> None:
-        """Refuse it: the owner deletes."""
+        """Refuse it: only the owner deletes."""
         del in_background
         raise PreconditionError(f"this broker only reads; ask the broker that owns topic {topic} to delete it")
 
     async def check_store(self) -> None:
-        """Do nothing: objects are the owner's."""
+        """Do nothing: a read-only broker uses no objects."""
 
     async def shutdown(self, drain_timeout_s: float | None = None) -> None:
         """Close every topic."""

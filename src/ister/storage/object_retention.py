@@ -1,12 +1,11 @@
-"""Delete old objects behind the table: those that it provably holds, oldest first, from time to time.
+"""Retention of objects: periodic deletion of old objects that the table is proven to hold, oldest first.
 
-The order is proof, beginning, descriptions, objects. First the table's newest snapshot is asked for exactly these offsets,
-and every row of them is read, its checksum checked.
-Then metadata says that objects begin behind them, and no reader looks there any more. Then the descriptions go, oldest
-first, and the objects last. So no crash leaves a description of an object that is not there, nor a hole that a reader
-would fall into; what it may leave are objects that nobody describes, which a later run finds in the listing and deletes.
+The order is proof, start, descriptors, objects. First the table's newest snapshot must have exactly these offsets, and every
+row of them is read with its checksum. Then the start of objects in metadata is moved after them, and no reader uses them any
+more. Then the descriptors are deleted, oldest first, and the objects last. So a crash leaves neither a descriptor without its
+object nor a gap for readers, only objects without a descriptor, which a later run finds in the listing and deletes.
 
-Cursors hold no object back: the table serves whoever is behind.
+Cursors do not retain objects: the table serves subscriptions that are behind.
 """
 
 from __future__ import annotations
@@ -17,48 +16,48 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.cloud.deleter import check_periodically
-from ister.core.retain import SealedSegment, objects_droppable_below
-from ister.core.segment import generation_prefix, parse_key
+from ister.aio.periodic import Periodic
+from ister.core.frames.segment import generation_prefix, parse_key
+from ister.core.tiers.retention import SealedSegment, objects_droppable_below
 
 if TYPE_CHECKING:
     from ister.core.errors import IsterError
-    from ister.core.segment import Descriptor, ObjectName
+    from ister.core.frames.segment import Descriptor, ObjectName
     from ister.ports.clock import Clock
     from ister.storage.table_tier import TableTier
-    from ister.storage.tiers import ObjectTier
+    from ister.storage.tiered_reader import ObjectTier
 
 log = structlog.get_logger()
 
 BATCH = 256
-"""How many objects are looked at, and deleted, at a time."""
+"""Objects checked and deleted at a time."""
 
 
 class ObjectKeeper:
-    """One topic's keeper of objects; `run` as a task, or `tick` by hand."""
+    """The object retention of one topic; `run` as a task, or `tick` by hand."""
 
     def __init__(self, objects: ObjectTier, table: TableTier, retention_s: float, clock: Clock) -> None:
-        self.problem: IsterError | None = None
         self.objects_deleted = 0
         self._objects = objects
         self._table = table
         self._retention_s = retention_s
         self._clock = clock
         self._topic = str(objects.reader.catalog.topic)
+        self._periodic = Periodic(self._topic, self.tick, "object_retention_failed")
         self._working = asyncio.Lock()
         self._leftovers = True  # an earlier life may have left some
 
-    async def run(self, interval_s: float) -> None:
-        """Look again and again until cancelled."""
-        await check_periodically(self._topic, interval_s, self.tick, self._report)
+    @property
+    def problem(self) -> IsterError | None:
+        """Why the last run failed, None if it succeeded."""
+        return self._periodic.problem
 
-    def _report(self, error: IsterError | None) -> None:
-        self.problem = error
-        if error is not None:
-            log.warning("object_retention_failed", topic=self._topic, cause=str(error))
+    async def run(self, interval_s: float) -> None:
+        """Check once per interval until cancelled."""
+        await self._periodic.run(interval_s)
 
     async def tick(self) -> int:
-        """Delete what may go now; returns how many objects that were."""
+        """Delete objects that have expired; returns the number of deleted objects without a descriptor."""
         deleted = 0
         async with self._working:
             while await self._let_go():
@@ -70,7 +69,7 @@ class ObjectKeeper:
         return deleted
 
     async def _let_go(self) -> bool:
-        """Take the descriptions of the oldest objects away; tells whether there may be more."""
+        """Delete the descriptors of the oldest objects; returns True if there may be more."""
         catalog = self._objects.reader.catalog
         oldest = await self._oldest()
         start = oldest[0].start if oldest else 0
@@ -93,7 +92,7 @@ class ObjectKeeper:
         return len(oldest) == BATCH
 
     async def _read(self, start: int, stop: int) -> None:
-        """Read rows as a consumer would, every checksum checked: what is deleted then can be had from nowhere else."""
+        """Read rows as a consumer would, with checksums: after the deletion the table has the only copy."""
         stream = self._table.table.open(start, stop)
         try:
             while await stream.read():
@@ -119,7 +118,7 @@ class ObjectKeeper:
         )
 
     async def _delete_undescribed(self) -> int:
-        """Delete the oldest objects below the first one that is described, if the table holds them; returns how many."""
+        """Delete the oldest objects below the first descriptor, if the table holds them; returns their number."""
         reader = self._objects.reader
         first = await reader.catalog.first()
         prefix = generation_prefix(reader.catalog.topic, reader.catalog.generation)

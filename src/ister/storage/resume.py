@@ -1,7 +1,7 @@
-"""Decide where a topic goes on when it is opened: at the largest offset over log, objects and table, if they prove it.
+"""Recovery of a topic's next offset at opening: the largest over log, objects and table.
 
-A log that is behind starts anew where the furthest tier ends, if objects and table together provably hold everything that
-it lacks. A tier that cannot be asked is never guessed: then the topic opens only if the log is enough by itself.
+A log that is behind restarts at the end of the furthest tier, if objects and table are proven to hold everything that it
+lacks. If a tier does not answer, the topic opens only if its log is sufficient.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import structlog
 
 from ister.cloud.proof import prove
 from ister.core.errors import MissingSpanError, StoreRefusedError, StoreUnavailableError
-from ister.core.handoff import Span
-from ister.core.layout import NO_TABLE, TableEnd
+from ister.core.table.data_files import NO_TABLE, TableEnd
+from ister.core.tiers.selection import Span, without
 from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
-from ister.storage.tiers import OBJECTS_FAIL
+from ister.storage.tiered_reader import OBJECTS_FAIL
 from ister.wal.directory import Resume
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from ister.cloud import ObjectCatalog, Uploader
-    from ister.core.segment import Descriptor
+    from ister.core.frames.segment import Descriptor
     from ister.ports.objects import CloudStore
     from ister.storage.table_tier import TopicTable
     from ister.wal import Wal
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 ASK_TIMEOUT_S = 10.0
-"""How long an opening waits for the table, and for the object store if its log has messages or others are opened with it."""
+"""Timeout for the table, and for the object store if the log has messages or other topics are opened at the same time."""
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 
 def must_ask(log_stop: int, objects_stop: int, known_upto: int) -> bool:
-    """Tell whether a topic cannot be opened without its table's answer: its log is empty, or behind what is known.
+    """Return True if a topic cannot be opened without its table's answer: its log is empty, or behind what is known.
 
-    `known_upto` is what the table was once seen to hold.
+    `known_upto` is the reported end of the table.
     """
     return log_stop == 0 or log_stop < max(objects_stop, known_upto)
 
 
 def next_offset(log_stop: int, objects_stop: int, upto: int, known_upto: int) -> int:
-    """Return the offset at which a topic goes on: the largest over its tiers.
+    """Return a topic's next offset: the largest over its tiers.
 
-    MissingSpanError when the table was once seen to hold more: those offsets were given already.
+    MissingSpanError if the table was reported to hold more: those offsets were assigned already.
     """
     furthest = max(log_stop, objects_stop, upto)
     if furthest < known_upto:
@@ -59,21 +59,17 @@ def next_offset(log_stop: int, objects_stop: int, upto: int, known_upto: int) ->
 
 def left_to_prove(start: int, stop: int, objects: Span) -> list[Span]:
     """Return the parts of [start, stop) that objects do not hold, so that the table has to."""
-    if objects.start >= objects.stop:
-        parts = [Span(start, stop)]
-    else:
-        parts = [Span(start, min(stop, objects.start)), Span(max(start, objects.stop), stop)]
-    return [part for part in parts if part.start < part.stop]
+    return without(Span(start, stop), objects)
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
 class RemoteWait:
-    """How long topics wait for a remote service that they all ask while they are opened together.
+    """A shared timeout of topics that are opened together and call the same remote service.
 
-    Once one of them got no answer, the others do not wait any longer: one timeout for all of them instead of one each.
-    A topic that takes long while the service answers others does not count.
+    Once one of them got no answer, the others stop waiting: one timeout in total instead of one each. A timeout while the
+    service answers others does not count.
     """
 
     def __init__(self) -> None:
@@ -83,7 +79,7 @@ class RemoteWait:
 
     @asynccontextmanager
     async def limit(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """Raise TimeoutError after `timeout_s`, or when the service counts as away."""
+        """Raise TimeoutError after `timeout_s`, or when the service counts as unavailable."""
         if self._away:
             raise TimeoutError
         answers = self._answers
@@ -106,7 +102,7 @@ class RemoteWait:
 
 
 class Waits(NamedTuple):
-    """How long openings wait for the object store and for tables; `together` are those of a start, which share them."""
+    """The timeouts for the object store and for tables; `together` if the openings of a start share them."""
 
     store: RemoteWait
     table: RemoteWait
@@ -114,7 +110,7 @@ class Waits(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A topic's tiers, joined: its log, the offsets that objects hold, and how far the table is."""
+    """A topic's recovered tiers: its log, the offsets that objects hold, and the table's end."""
 
     wal: Wal
     objects: Span
@@ -122,7 +118,7 @@ class Joined(NamedTuple):
 
 
 class Opening:
-    """One topic that is being opened; `join` finds where it goes on."""
+    """The opening of one topic; `join` recovers its next offset."""
 
     def __init__(
         self,
@@ -142,7 +138,7 @@ class Opening:
         self._topic = str(catalog.topic)
 
     async def join(self, table: TopicTable | None, known_upto: int) -> Joined:
-        """Find where objects and the table end, and start the log anew there if it is behind."""
+        """Find where objects and the table end, and restart the log there if it is behind."""
         wal, catalog = self._wal, self._catalog
         await catalog.load_border()
         if table is not None:
@@ -171,7 +167,7 @@ class Opening:
         return Joined(wal, held, end)
 
     async def _last_object(self) -> Descriptor | None:
-        """Return the last object's description, after adopting what a crash left undescribed."""
+        """Return the last object's descriptor, after adopting objects that a crash left undescribed."""
         wal, uploader = self._wal, self._uploader
         last = await self._catalog.last()
         if uploader is None:
@@ -192,7 +188,7 @@ class Opening:
         return last
 
     async def _described(self, last: Descriptor | None) -> Span:
-        """Return the offsets that objects hold and that count; where they would begin, when there are none."""
+        """Return the valid offsets that objects hold; an empty range at their next start if there are none."""
         if last is None or last.start == last.stop:
             at = max(self._catalog.begin, self._uploader.uploaded.value if self._uploader else 0)
             return Span(at, at)
@@ -201,7 +197,7 @@ class Opening:
         return Span(max(first.start, self._catalog.begin), last.stop)
 
     async def _ask(self, table: TopicTable, known_upto: int, *, needed: bool) -> TableEnd:
-        """Ask the table how far it is; what was known of it counts when it does not answer and need not."""
+        """Return the table's end; the reported one if it does not answer and is not needed."""
         try:
             async with self._waits.table.limit(ASK_TIMEOUT_S):
                 return await table.look()
@@ -219,7 +215,7 @@ class Opening:
     async def _prove_skipped(
         self, table: TopicTable | None, objects: Span, start: int, goal: int, end: TableEnd
     ) -> Span:
-        """Insist that every offset of [start, goal) is in objects or in the table; returns what objects are good for."""
+        """Prove that every offset of [start, goal) is in objects or in the table; returns what objects hold."""
         if table is None:
             await prove(self._store, self._catalog, start, goal)
             return objects
@@ -227,13 +223,13 @@ class Opening:
         try:
             await prove(self._store, self._catalog, max(start, objects.start), objects.stop)
         except OBJECTS_FAIL as error:
-            # What is gone from the store may be in the table; behind its end, objects must have the rest.
+            # Offsets missing in the store may be in the table; objects must have those after its end.
             border = min(end.upto, goal)
             if border <= max(start, objects.start):
                 raise
             await prove(self._store, self._catalog, border, objects.stop)
-            log.error("objects_gone", topic=self._topic, start=objects.start, stop=border, cause=str(error))  # noqa: TRY400  # told whole
-            # The table has to prove everything that objects do not count for any more.
+            log.error("objects_gone", topic=self._topic, start=objects.start, stop=border, cause=str(error))  # noqa: TRY400  # the cause is logged
+            # The table has to prove everything that objects do not hold.
             start, objects, moved = min(start, objects.start), Span(border, max(border, objects.stop)), True
         behind = end.upto > objects.stop or objects == (goal, goal)
         for part in left_to_prove(start, goal, objects):
@@ -248,15 +244,15 @@ class Opening:
                 objects_stop=objects.stop,
                 upto=end.upto,
             )
-            # Before the log is there: what is uploaded next does not join what was uploaded last.
+            # Before the log exists: the next object will not be contiguous with the last one.
             await self._catalog.begin_at(goal)
             return Span(goal, goal)
         return objects
 
     async def _begin_anew(self, table: TopicTable, gap: Span, objects: Span) -> Span:
-        """Have objects go on where the log begins, behind a gap that the table fills: it was pruned while uploads were off.
+        """Continue objects at the log's start, after a gap that the table fills: it was pruned while uploads were off.
 
-        Without a proof nothing is changed, and the uploader says what it misses.
+        Without a proof nothing is changed, and the uploader reports the gap.
         """
         try:
             await table.prove(*gap)

@@ -1,7 +1,7 @@
-"""Decide when a topic's policy lets go of messages: its options, and who enforces them from time to time.
+"""Retention policies of topics, and the task that enforces them.
 
-A policy only takes from the log, whole sealed files, and never what a cursor needs or what a later tier does not hold yet
-(I5). What the log keeps although objects have it is the broker's own retention, which goes on beside any policy.
+A policy deletes whole sealed files of the log, never messages that a cursor needs or that a later tier does not hold yet
+(I5). The broker's own retention, which deletes uploaded files, is independent of it.
 """
 
 from __future__ import annotations
@@ -9,26 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import structlog
-
-from ister.cloud.deleter import check_periodically
-from ister.core.errors import InvalidConfigError, IsterError
-from ister.core.retain import RetentionPolicy, prunable_below
+from ister.aio.periodic import Periodic
+from ister.core.errors import InvalidConfigError
+from ister.core.tiers.retention import RetentionPolicy, prunable_below
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ister.core.errors import IsterError
     from ister.ports.clock import Clock
     from ister.storage.persistent import PersistentStorage
-
-log = structlog.get_logger()
 
 US_PER_S = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ReliableOptions:
-    """How large a segment becomes, and when it is deleted.
+    """The size of a segment, and when it is deleted.
 
     `segment_size_mb` is in MiB. `retention_period_s` counts for RETAIN_UNTIL_EXPIRE only.
     """
@@ -62,18 +59,16 @@ async def enforce(
     later_tier_offset: int | None = None,
     prune: Callable[[int], Awaitable[int]] | None = None,
 ) -> int:
-    """Delete what the options no longer keep; returns the oldest offset that is left.
+    """Delete what the options do not retain; returns the oldest remaining offset.
 
-    `later_tier_offset` is the offset below which a later tier holds the data that the storage does not know of; what its own
-    objects do not hold yet is kept in any case. Deletes first and seals then: on a full disk there is no room to seal, and
-    deleting makes some. `prune` is called instead of the storage's.
+    `later_tier_offset` is the end of a later tier that the storage does not know; its own objects count in any case.
+    Deletes first and seals then, because sealing needs space on a full disk. `prune` replaces the storage's.
     """
     held = [offset for offset in (later_tier_offset, storage.later_tier_offset) if offset is not None]
     expires = options.policy is RetentionPolicy.RETAIN_UNTIL_EXPIRE
     segments = await storage.dated_segments() if expires else storage.sealed_segments()
     cursors = await storage.cursors()
-    # No await from the cursors to the deletion: a subscription that begins meanwhile is either among them, or finds the
-    # new start.
+    # No await between the cursors and the deletion: a new subscription is either among them, or finds the new start.
     below = prunable_below(
         segments,
         policy=options.policy,
@@ -84,32 +79,35 @@ async def enforce(
     )
     if segments and below > segments[0].first:
         await (prune or storage.prune)(below)
-    # A file that nobody writes to any more never becomes full: it is sealed when all of it has expired.
+    # The file of an idle topic never becomes full: it is sealed when all of it has expired.
     await storage.seal(options.segment_bytes, now_us - options.retention_period_s * US_PER_S if expires else None)
     return storage.start_offset
 
 
 class Keeper:
-    """Enforces one topic's policy again and again; `options` may change at any time, None is no policy."""
+    """Enforces one topic's policy periodically; `options` may change at any time, None is no policy."""
 
     def __init__(self, topic: str, storage: PersistentStorage, clock: Clock) -> None:
         self.options: ReliableOptions | None = None
-        self.problem: IsterError | None = None
-        self._topic = topic
+        self._periodic = Periodic(topic, self.enforce, "retention_failed")
         self._storage = storage
         self._clock = clock
 
-    async def run(self, interval_s: float) -> None:
-        """Enforce it until cancelled."""
-        await check_periodically(self._topic, interval_s, self.enforce, self._report)
+    @property
+    def problem(self) -> IsterError | None:
+        """Why the last run failed, None if it succeeded."""
+        return self._periodic.problem
 
-    def _report(self, error: IsterError | None) -> None:
-        self.problem = error
-        if error is not None:
-            log.warning("retention_failed", topic=self._topic, cause=str(error))
+    async def run(self, interval_s: float) -> None:
+        """Enforce it once per interval until cancelled."""
+        await self._periodic.run(interval_s)
 
     async def enforce(self) -> int:
-        """Delete what may go now; returns the oldest offset that is left."""
+        """Delete what the policy does not retain; returns the oldest remaining offset."""
         if self.options is None:
             return self._storage.start_offset
         return await enforce(self._storage, self.options, self._clock.wall_us())
+
+    def set_options(self, options: ReliableOptions | None) -> None:
+        """Enforce another policy from now on; None is no policy."""
+        self.options = options

@@ -1,14 +1,14 @@
-"""What a log remembers of its sealed files, so that it need not read them again: a cache, never the truth.
+"""Checkpoint of a log's sealed files, so that opening need not read them: only a cache.
 
-Deleting it changes nothing but time. A checkpoint that is missing, damaged or from another day is ignored entry by
-entry, and a reader that an index entry misleads starts over from the file's first byte.
+Deleting it costs time alone. Missing, damaged or outdated entries are ignored, and a reader that a wrong index entry
+misleads starts over from the file's first byte.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ister.core.envelope import seal, unseal
+from ister.core.frames.checksummed_json import seal, unseal
 
 CHECKPOINT_NAME = "checkpoint.json"
 VERSION = 1

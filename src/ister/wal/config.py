@@ -1,4 +1,4 @@
-"""How a log behaves: the specified settings with their specified defaults."""
+"""Settings of a log, with the specified defaults."""
 
 from __future__ import annotations
 

@@ -1,55 +1,58 @@
-"""Open a log's directory: lock it, judge its files, bring its tail to safety; and the names of its files.
+"""A log's directory: file names, locking, tail recovery.
 
-Names and bytes are the truth. A file's name says its sequence and first offset; a file's messages end where the next
-file's begin. What lies behind that point in a file was superseded when the log was opened after a crash: the whole,
-unsynced frames were copied to the next file and synced there, and the old bytes stay as they were, as evidence.
+File names and bytes are the source of truth. A name has the file's sequence and first offset; a file's messages end where
+the next file's begin. What lies behind that point was superseded when the log was opened after a crash: the whole, unsynced
+frames were copied to the next file and synced there, and the old bytes stay unchanged, as evidence.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.core.columns import scan_run, strip_markers
 from ister.core.errors import (
+    CorruptError,
     CorruptLogError,
     InvalidConfigError,
     MissingFileError,
     ResourceExhaustedError,
     UnknownFormatError,
 )
-from ister.core.frame import HEADER_BYTES, Marker, encode_marker
-from ister.core.recover import Recovery, Scanner, Verdict
+from ister.core.frames.columns import scan_run, strip_markers
+from ister.core.frames.frame import HEADER_BYTES, Marker, encode_marker
+from ister.core.frames.recover import Recovery, Scanner, Verdict
 from ister.core.retry import is_transient
-from ister.ports.files import DRAFT, append_all, as_busy, close_file, create_draft, said
+from ister.ports.files.files import DRAFT, append_all, as_busy, close_file, create_draft, error_text
 from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, load_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ister.ports.files import File, Files, Lock
+    from ister.ports.files.files import File, Files, Lock
 
 log = structlog.get_logger()
 
 _LOG_NAME = re.compile(r"(.+)-(\d{10})-(\d{20})\.([^.]+)", re.ASCII | re.DOTALL)
 _DRAFTED = frozenset({CHECKPOINT_NAME, "cursors.json", "upload.json"})
-"""The files beside the log that are replaced whole, by way of a draft."""
+"""Other files of the directory that are replaced atomically, through a draft."""
 
 ASIDE = ".aside"
-"""What is added to the name of a file that is no longer part of the log, because objects hold more."""
+"""The suffix of a file that is no longer part of the log, because objects hold more."""
 
 READ_BYTES = 1024 * 1024
-"""How much of a file is read at a time, and how far apart the places are that can be sought."""
+"""The size of a read, and the distance between index entries."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """One log file: where it is, where its messages start, its size once it is sealed, and places in it to seek by."""
+    """One log file: its path, first offset, size once it is sealed, and an index of (offset, byte)."""
 
     seq: int
     first: int
@@ -60,24 +63,18 @@ class Segment:
 
     def place(self, offset: int) -> tuple[int, int]:
         """Return the nearest known (offset, byte) at or before `offset`."""
-        low, high = 0, len(self.index)
-        while low < high:
-            middle = (low + high) // 2
-            if self.index[middle][0] <= offset:
-                low = middle + 1
-            else:
-                high = middle
-        return self.index[low - 1] if low else (self.first, 0)
+        count = bisect_right(self.index, offset, key=itemgetter(0))
+        return self.index[count - 1] if count else (self.first, 0)
 
     def note(self, offset: int, at: int) -> None:
-        """Remember a place, if it is far enough from the last one."""
+        """Add an index entry, if it is far enough from the last one."""
         if not self.index or at >= self.index[-1][1] + READ_BYTES:
             self.index.append((offset, at))
 
 
 @dataclass(frozen=True, slots=True)
 class FileNames:
-    """How this log's files are called: `wal.log` gives `wal-<sequence>-<first offset>.log`."""
+    """The names of a log's files: `wal.log` gives `wal-<sequence>-<first offset>.log`."""
 
     stem: str
     suffix: str
@@ -94,7 +91,7 @@ class FileNames:
 
     @classmethod
     def from_log_file(cls, name: str) -> FileNames | None:
-        """Return how a log is called that has a file of this name; None if it is not the name of a log file."""
+        """Return the names of the log that this file belongs to; None if it is not a log file."""
         match = _LOG_NAME.fullmatch(name)
         return cls(match[1], match[4]) if match else None
 
@@ -104,7 +101,7 @@ class FileNames:
         return sorted((Segment(int(m[2]), int(m[3]), directory / m[0]) for m in found), key=lambda s: s.seq)
 
     def refuse_others(self, directory: Path, names: Sequence[str]) -> None:
-        """Raise InvalidConfigError if there are files of a log with another name, which would be out of sight."""
+        """Raise InvalidConfigError if there are files of a log with another name, which would be ignored."""
         for name in names:
             other = self.from_log_file(name)
             if other is not None and other != self:
@@ -115,14 +112,14 @@ class FileNames:
                 )
 
     def is_draft(self, name: str) -> bool:
-        """Return True if this is a file that was being written when a process died."""
+        """Return True if this is a draft that a dead process has left."""
         target = name.removesuffix(DRAFT)
         return target != name and (target in _DRAFTED or self.from_log_file(target) == self)
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where objects end, and the append time of their last message: a log that ends earlier starts anew there."""
+    """The end of the objects, and the append time of their last message: a log that ends earlier restarts there."""
 
     offset: int
     append_time_us: int
@@ -130,7 +127,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class OpenedLog:
-    """A log that is ready to be appended to: its files, the last of them open or at rest, and where it stands."""
+    """A log that is ready for appends: its files, the last of them open or closed, and its next offset."""
 
     lock: Lock
     segments: list[Segment]
@@ -139,11 +136,11 @@ class OpenedLog:
     nonce: int
     next_offset: int
     append_time_us: int
-    resting: bool = False
+    active_closed: bool = False
 
     def abandon(self) -> None:
-        """Let go of it without touching it."""
-        if not self.resting:
+        """Close it without writing."""
+        if not self.active_closed:
             close_file(self.active, self.segments[-1].path.name)
         self.lock.release()
 
@@ -157,10 +154,10 @@ def open_directory(
     resume: Resume | None = None,
     within: Lock | None = None,
 ) -> OpenedLog:
-    """Take ownership of a directory and make its log ready; changes nothing when it refuses.
+    """Lock a directory and recover its log; change nothing when that is refused.
 
-    `within` is a lock that the caller holds on a directory above. Where open files are counted, the log's last file is
-    closed again, and opened when something is appended.
+    `within` is a lock that the caller holds on a parent directory. Where open files are bounded, the log's last file is
+    closed again; the first append opens it.
     """
     try:
         files.make_directory(directory)
@@ -170,7 +167,7 @@ def open_directory(
             if resume is not None and opened.next_offset < resume.offset:
                 close_file(opened.active, opened.segments[-1].path.name)
                 return _start_behind(files, directory, names, nonce, opened, resume)
-            return opened if files.slots is None else _put_to_rest(opened)
+            return opened if files.open_files is None else _close_active(opened)
         except BaseException:
             lock.release()
             raise
@@ -181,21 +178,21 @@ def open_directory(
         raise busy from error
 
 
-def _put_to_rest(opened: OpenedLog) -> OpenedLog:
-    """Close the last file, all of it durable; a new one stays open, for its opening marker is not written yet."""
+def _close_active(opened: OpenedLog) -> OpenedLog:
+    """Close the last file, all of it durable; a new one stays open, because its opening marker is not written yet."""
     if not opened.active_bytes:
         return opened
     try:
         opened.active.sync()
     finally:
         close_file(opened.active, opened.segments[-1].path.name)
-    return replace(opened, resting=True)
+    return replace(opened, active_closed=True)
 
 
 def _start_behind(
     files: Files, directory: Path, names: FileNames, nonce: int, opened: OpenedLog, resume: Resume
 ) -> OpenedLog:
-    """Set a log aside that is behind what objects hold, and start a new file where they end.
+    """Set a log aside that ends before its objects, and start a new file where they end.
 
     Oldest first: a crash in between leaves a log that starts later, or none, and objects hold all of it.
     """
@@ -203,7 +200,7 @@ def _start_behind(
     for segment in opened.segments:
         aside = segment.path.name + ASIDE
         while aside in taken:
-            aside += ASIDE  # what an earlier loss has left stays, too
+            aside += ASIDE  # files of an earlier loss stay, too
         files.rename(segment.path, segment.path.with_name(aside))
         files.sync_directory(directory)
     seq = opened.segments[-1].seq + 1
@@ -214,8 +211,8 @@ def _start_behind(
     return OpenedLog(opened.lock, [segment], file, 0, nonce, resume.offset, append_time_us)
 
 
-def judge_file(files: Files, segment: Segment, limit: int | None) -> Recovery:
-    """Read one file from its first byte and judge it."""
+def scan_file(files: Files, segment: Segment, limit: int | None) -> Recovery:
+    """Scan one file from its first byte."""
     scanner = Scanner(segment.first, limit=limit)
     try:
         file = files.open_read(segment.path)
@@ -234,31 +231,31 @@ def judge_file(files: Files, segment: Segment, limit: int | None) -> Recovery:
 
 
 def check_sequence(files: Files, segments: Sequence[Segment], names: FileNames) -> None:
-    """Refuse a log with a file missing between two others, naming the offsets that are gone."""
+    """Raise MissingFileError with the lost offsets if a file is missing between two others."""
     for before, after in pairwise(segments):
         if after.seq != before.seq + 1:
-            gone = names.name(before.seq + 1, 0).replace("0" * 20, "*")
-            start = judge_file(files, before, None).next_offset
-            raise MissingFileError(str(before.path.with_name(gone)), start, after.first, "is missing")
+            lost = names.name(before.seq + 1, 0).replace("0" * 20, "*")
+            start = scan_file(files, before, None).next_offset
+            raise MissingFileError(str(before.path.with_name(lost)), start, after.first, "is missing")
         if after.first < before.first:
             raise CorruptLogError(str(after.path), 0, before.first, f"its name says it starts at offset {after.first}")
 
 
 def unreadable(segment: Segment, stop: int | None, error: OSError) -> MissingFileError | ResourceExhaustedError:
-    """Return the error for a file that could not be read: damage only if it would fail again."""
+    """Return the error for a file that could not be read: damage only if a retry would fail, too."""
     if is_transient(error):
-        return ResourceExhaustedError(f"read {segment.path}", said(error))
+        return ResourceExhaustedError(f"read {segment.path}", error_text(error))
     return missing(segment, stop, error)
 
 
 def missing(segment: Segment, stop: int | None, error: OSError) -> MissingFileError:
-    """Name a file that is there and cannot be read, or is not there."""
+    """Return the error for a file that is missing or unreadable."""
     reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
     return MissingFileError(str(segment.path), segment.first, -1 if stop is None else stop, reason)
 
 
 def read_checkpoint(files: Files, directory: Path) -> dict[int, SealedFile]:
-    """Return what the checkpoint says of sealed files; empty when it cannot be had."""
+    """Return the checkpoint's sealed files by sequence; empty if it cannot be read."""
     try:
         file = files.open_read(directory / CHECKPOINT_NAME)
         try:
@@ -282,17 +279,15 @@ def _open_locked(files: Files, directory: Path, names: FileNames, nonce: int, lo
     if not segments:
         segment = Segment(1, 0, directory / names.name(1, 0))
         return OpenedLog(lock, [segment], files.create_durable(segment.path), 0, nonce, 0, 0)
-    # A process that was killed between making a file and syncing its name leaves a name that power loss would take.
+    # A process killed between creating a file and syncing its name leaves a name that power loss would undo.
     files.sync_directory(directory)
     check_sequence(files, segments, names)
     _check_readable(files, segments)
-    _use_checkpoint(files, directory, segments)
+    use_checkpoint(files, directory, segments)
     last = segments[-1]
-    found = judge_file(files, last, None)
+    found = scan_file(files, last, None)
     if found.verdict is Verdict.CORRUPT:
-        if found.unknown_format:
-            raise UnknownFormatError(str(last.path), found.end, *_kind_at(files, last, found.end))
-        raise CorruptLogError(str(last.path), found.end, found.next_offset, found.reason)
+        raise damage(files, last, found)
     last.index = list(found.index)
     last.append_time_us = found.append_time_us
     append_time_us = found.append_time_us or _last_append_time(files, segments[:-1], last.first)
@@ -316,10 +311,10 @@ def _open_locked(files: Files, directory: Path, names: FileNames, nonce: int, lo
 
 
 def _continue_file(files: Files, last: Segment, found: Recovery) -> File:
-    """Open a file to go on with: its unattested markers written again, and its end made durable.
+    """Reopen a file for appends: write its unattested markers again, and make its end durable.
 
-    The markers may be pages that a failed sync has left clean and unwritten; in front of new messages they must be
-    real. And a process that was killed after it had cut a refused message off may have died before that was synced.
+    The markers may be pages that a failed sync has left clean and unwritten; in front of new messages they must be on
+    disk. And a process killed after it had truncated a refused message may have died before that was synced.
     """
     file = files.open(last.path)
     try:
@@ -339,8 +334,8 @@ def _rescue(
 ) -> tuple[Segment, File, int]:
     """Copy the whole frames that no marker attests to a new file, and sync that.
 
-    Always, not only after a failed sync: a process that died cannot say whether its last sync failed, and after a
-    failed one the kernel calls pages clean that never reached the disk. Copying makes them dirty again.
+    Always, not only after a failed sync: it is unknown whether the last sync of a dead process failed, and after a
+    failed one the kernel marks pages clean that never reached the disk. Copying makes them dirty again.
     """
     segment = Segment(last.seq + 1, found.synced_offset, directory / names.name(last.seq + 1, found.synced_offset))
     segment.append_time_us = found.append_time_us
@@ -393,7 +388,7 @@ def _check_readable(files: Files, segments: Sequence[Segment]) -> None:
 
 
 def size_of(files: Files, path: Path) -> int:
-    """Return how many bytes a file has that can be opened."""
+    """Return the size of a file that can be opened."""
     file = files.open_read(path)
     try:
         return file.size()
@@ -401,7 +396,8 @@ def size_of(files: Files, path: Path) -> int:
         file.close()
 
 
-def _use_checkpoint(files: Files, directory: Path, segments: Sequence[Segment]) -> None:
+def use_checkpoint(files: Files, directory: Path, segments: Sequence[Segment]) -> None:
+    """Set the index and the append time of sealed files from the checkpoint, where it fits them."""
     known = read_checkpoint(files, directory)
     for segment, after in pairwise(segments):
         entry = known.get(segment.seq)
@@ -414,17 +410,20 @@ def _last_append_time(files: Files, sealed: Sequence[Segment], stop: int) -> int
     """Return the append time of the newest message in sealed files, so that time never goes back."""
     for segment in reversed(sealed):
         if segment.first < stop and not segment.append_time_us:
-            segment.append_time_us = judge_file(files, segment, stop).append_time_us
+            segment.append_time_us = scan_file(files, segment, stop).append_time_us
         if segment.append_time_us:
             return segment.append_time_us
         stop = segment.first
     return 0
 
 
-def _kind_at(files: Files, segment: Segment, at: int) -> tuple[int, int]:
+def damage(files: Files, segment: Segment, found: Recovery) -> CorruptError:
+    """Return the error for a corrupt file."""
+    if not found.unknown_format:
+        return CorruptLogError(str(segment.path), found.end, found.next_offset, found.reason)
     file = files.open_read(segment.path)
     try:
-        body = file.read(at + HEADER_BYTES, 2)
+        kind, version = file.read(found.end + HEADER_BYTES, 2).ljust(2, b"\0")
     finally:
         file.close()
-    return body[0], body[1] if len(body) > 1 else 0
+    return UnknownFormatError(str(segment.path), found.end, kind, version)

@@ -1,8 +1,8 @@
-"""Read a log as one ordered stream: files, then memory, then the live end.
+"""Log reader: one ordered stream from files, then memory, then new messages.
 
-A reader is an offset and a small buffer, with at most one read ahead. It never holds a file open and never copies the log: what it needs next it
-reads again, from memory when it is there, else a MiB at a time from the file that holds it. So nothing that the log
-does meanwhile, rotating, pruning or appending, can make it skip or repeat.
+A reader is an offset and a small buffer, with at most one prefetched read. It keeps no file open and copies no part of the
+log: it reads from memory if the offset is there, else a MiB at a time from the file that holds it. So no rotation, pruning
+or append can make it skip or repeat a message.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ister.core import kernels
-from ister.core.batches import Batches
-from ister.core.columns import Chunk, Scan, corrupt, messages_of, scan_run
+from ister.aio.background import prefetch
 from ister.core.errors import CorruptLogError, LogClosedError, OffsetOutOfRangeError
-from ister.core.frame import HEADER, HEADER_BYTES
-from ister.core.segment import Place, RawRun
-from ister.ports.ahead import ahead
+from ister.core.frames import kernels
+from ister.core.frames.columns import Chunk, Scan, corrupt, messages_of, scan_run
+from ister.core.frames.scanner import FrameScanner
+from ister.core.frames.segment import Place, RawRun
+from ister.core.reader import Batches
 from ister.wal.directory import READ_BYTES, Segment, unreadable
 
 if TYPE_CHECKING:
     from ister.core.message import StreamMessage
-    from ister.ports.files import File, Files
-    from ister.wal.log import Wal
+    from ister.ports.files.files import File, Files
+    from ister.wal.wal import Wal
 
 
 class WalReader(Batches):
@@ -33,15 +33,15 @@ class WalReader(Batches):
         self._wal = wal
         self._next = offset
         self._place: tuple[int, int, int] = (-1, 0, 0)
-        self._ahead: asyncio.Future[tuple[Chunk, Scan, int]] | None = None
+        self._prefetched: asyncio.Future[tuple[Chunk, Scan, int]] | None = None
 
     @property
     def next_offset(self) -> int:
-        """The offset that will be read from the log next; what was read already may still be in the buffer."""
+        """The offset of the next read of the log; earlier messages may still be in the buffer."""
         return self._next
 
     async def read_frames(self) -> tuple[bytes, Scan]:
-        """Return the next frames as they are stored, checked, with what was found in them."""
+        """Return the next frames as they are stored, checked, with their scan."""
         chunk, scan = await self._read_run()
         return bytes(chunk.frames), scan
 
@@ -75,10 +75,10 @@ class WalReader(Batches):
         seq, offset, at = self._place
         if seq != segment.seq or offset > self._next:
             offset, at = segment.place(self._next)
-            self._ahead = None
+            self._prefetched = None
         began = at
         limit = min(upto, stop)
-        reading, self._ahead = self._ahead or self._start(segment, offset, at, limit, self._next), None
+        reading, self._prefetched = self._prefetched or self._start(segment, offset, at, limit, self._next), None
         try:
             chunk, scan, at = await reading
         except (CorruptLogError, OSError) as error:
@@ -88,47 +88,40 @@ class WalReader(Batches):
                 raise unreadable(segment, stop, error) from error
             if began == 0:
                 raise
-            # A place to seek by is a cache: before it is believed that the file is damaged, read it from its start.
+            # An index entry is only a cache: before the file counts as damaged, read it from its start.
             segment.index = []
             self._place = (segment.seq, segment.first, 0)
-            return chunk_of_nothing(self._next)
+            return empty_chunk(self._next)
         self._place = (segment.seq, scan.next_offset, at)
         if scan.next_offset < min(limit, wal.cache.start):
-            self._ahead = self._start(segment, scan.next_offset, at, limit, scan.next_offset)
+            self._prefetched = self._start(segment, scan.next_offset, at, limit, scan.next_offset)
         return chunk, scan
 
     def _start(
         self, segment: Segment, offset: int, at: int, limit: int, wanted: int
     ) -> asyncio.Future[tuple[Chunk, Scan, int]]:
-        """Have a thread read the next MiB; while its messages are built and used, it reads the one after that."""
+        """Read the next MiB in a thread, while the messages of the one before are used."""
         loop = asyncio.get_running_loop()
-        return ahead(loop.run_in_executor(None, read_segment, self._wal.files, segment, offset, at, limit, wanted))
+        return prefetch(loop.run_in_executor(None, read_segment, self._wal.files, segment, offset, at, limit, wanted))
 
 
 def read_segment(
     files: Files, segment: Segment, offset: int, at: int, limit: int, wanted: int
 ) -> tuple[Chunk, Scan, int]:
-    """Read on from a place in a file until there is a message that is wanted; returns it with those behind it."""
+    """Read a file from a place on until there is a wanted message; return it with those behind it."""
     file = files.open_read(segment.path)
     try:
-        count = READ_BYTES
+        scanner = FrameScanner(str(segment.path), offset, at, READ_BYTES, limit=limit, wanted=wanted)
         while True:
-            data = file.read(at, count)
-            scan = scan_run(data, first_offset=offset, limit=limit, wanted=wanted)
+            data = file.read(scanner.byte, scanner.need)
+            offset, at = scanner.offset, scanner.byte
+            scan = scanner.feed(data)
             if scan.code not in {kernels.OK, kernels.NEED_MORE}:
                 raise corrupt(str(segment.path), at + scan.end, scan.next_offset, scan.code)
             if scan.rows:
-                return Chunk(data, offset, scan.next_offset), scan, at + scan.end
-            if not scan.end:
-                if len(data) < count:
-                    raise corrupt(str(segment.path), at, offset, kernels.NEED_MORE)
-                _, length, _ = HEADER.unpack_from(data)
-                count = HEADER_BYTES + length
-                continue
-            segment.note(offset, at)
-            at += scan.end
-            offset = scan.next_offset
-            count = READ_BYTES
+                return Chunk(data, offset, scan.next_offset), scan, scanner.byte
+            if scanner.byte > at:
+                segment.note(offset, at)
     finally:
         file.close()
 
@@ -148,7 +141,7 @@ def read_raw(files: Files, segment: Segment, stop: int, offset: int, hint: Place
             try:
                 at = _find_frame(file, segment, offset, *segment.place(offset))
             except CorruptLogError:
-                at = _find_frame(file, segment, offset, segment.first, 0)  # a place to seek by is a cache
+                at = _find_frame(file, segment, offset, segment.first, 0)  # an index entry is only a cache
         return RawRun(str(segment.path), Place(segment.seq, at), file.read(at, bytes_max), stop)
     except OSError as error:
         raise unreadable(segment, stop, error) from error
@@ -157,24 +150,15 @@ def read_raw(files: Files, segment: Segment, stop: int, offset: int, hint: Place
 
 
 def _find_frame(file: File, segment: Segment, offset: int, known: int, at: int) -> int:
-    """Return the byte at which the frame of `offset` begins, behind a place that is known."""
-    count = READ_BYTES
+    """Return the byte at which the frame of `offset` begins, searching from a known place on."""
+    scanner = FrameScanner(str(segment.path), known, at, READ_BYTES, wanted=offset)
     while True:
-        data = file.read(at, count)
-        scan = scan_run(data, first_offset=known, wanted=offset)
+        at = scanner.byte
+        scan = scanner.feed(file.read(at, scanner.need))
         if scan.rows:
             return at + scan.first_row
-        if not scan.end:
-            if len(data) < count or scan.code != kernels.NEED_MORE:
-                raise corrupt(str(segment.path), at, known, scan.code or kernels.NEED_MORE)
-            _, length, _ = HEADER.unpack_from(data)
-            count = HEADER_BYTES + length
-            continue
-        at += scan.end
-        known = scan.next_offset
-        count = READ_BYTES
 
 
-def chunk_of_nothing(offset: int) -> tuple[Chunk, Scan]:
-    """Return an empty run: nothing was read, try again."""
+def empty_chunk(offset: int) -> tuple[Chunk, Scan]:
+    """Return an empty chunk: nothing was read, try again."""
     return Chunk(b"", offset, offset), scan_run(b"", first_offset=offset)

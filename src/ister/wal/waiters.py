@@ -1,4 +1,4 @@
-"""Who waits for a log's disk, and for what; each is told once."""
+"""Futures of the callers that wait for a log's disk."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class Waiters:
-    """Those who wait for a sync, for the next file, for the end of a job; and those who are refused after a sync."""
+    """Waiters for a sync, for a rotation, for the end of a disk operation; and appends to refuse after the next sync."""
 
-    __slots__ = ("job", "refused", "rotated", "synced")
+    __slots__ = ("idle", "refused", "rotated", "synced")
 
     def __init__(self) -> None:
         self.synced: list[tuple[int, Waiter]] = []
         self.rotated: list[Waiter] = []
         self.refused: Refusals = []
-        self.job: list[asyncio.Future[None]] = []
+        self.idle: list[asyncio.Future[None]] = []
 
     def want_sync(self, synced_offset: int) -> bool:
-        """Tell whether someone waits for more than is synced."""
+        """Return True if a waiter needs another sync."""
         return bool(self.refused) or any(offset > synced_offset for offset, _ in self.synced)
 
-    def tell_synced(self, synced_offset: int) -> None:
-        """Tell those who waited for no more than this."""
+    def resolve_synced(self, synced_offset: int) -> None:
+        """Resolve the waiters for offsets up to this one."""
         waiting, self.synced = self.synced, []
         for wanted, waiter in waiting:
             if wanted > synced_offset:
@@ -38,27 +38,27 @@ class Waiters:
             elif not waiter.done():
                 waiter.set_result(wanted - 1)
 
-    def tell_rotated(self, offset: int) -> None:
-        """Tell everyone who waited for the next file where it starts."""
+    def resolve_rotated(self, offset: int) -> None:
+        """Resolve the waiters for a rotation with the first offset of the new file."""
         waiting, self.rotated = self.rotated, []
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(offset)
 
     def fail_rotated(self, error: IsterError) -> None:
-        """Tell everyone who waited for the next file that there is none."""
+        """Fail the waiters for a rotation."""
         waiting, self.rotated = self.rotated, []
         fail(waiting, error)
 
-    def tell_job_ended(self) -> None:
-        """Tell everyone who waited for the disk to be free."""
-        waiting, self.job = self.job, []
+    def resolve_idle(self) -> None:
+        """Resolve the waiters for the end of a disk operation."""
+        waiting, self.idle = self.idle, []
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
     def fail_all(self, error: IsterError) -> None:
-        """Tell everyone who waited for something to be on disk that nobody knows whether it is."""
+        """Fail every waiter for durability: whether its bytes are on disk is unknown."""
         fail([waiter for _, waiter in self.synced], error)
         for waiters, _ in self.refused:
             fail(waiters, error)
@@ -67,8 +67,8 @@ class Waiters:
 
 
 def fail(waiters: Sequence[Waiter], error: IsterError) -> None:
-    """Tell everyone who still waits."""
+    """Set the exception of every waiter that is not done."""
     for waiter in waiters:
         if not waiter.done():
             waiter.set_exception(error)
-            waiter.exception()  # a waiter that was cancelled meanwhile is no reason for a warning
+            waiter.exception()  # retrieved: a cancelled caller is no reason for a warning

@@ -1,4 +1,4 @@
-"""Metadata in etcd, for clusters. A version is etcd's revision; that of a key its `mod_revision`.
+"""Metadata store in etcd, for clusters. A version is etcd's revision; that of a key its `mod_revision`.
 
 aetcd is used for its generated messages and stubs only: its client knows one address, no TLS and no renewal of tokens,
 keeps no lease alive and ends a watch with its connection.
@@ -18,9 +18,8 @@ from aetcd import rpc
 from ister.core.errors import InvalidConfigError, LeaseLostError, MetadataUnavailableError
 from ister.ports.metadata.etcd_cluster import Cluster, Login, parse_endpoints
 from ister.ports.metadata.etcd_watch import EtcdWatch
-from ister.ports.metadata.keys import check_value, key_bytes, key_range
 from ister.ports.metadata.leases import RenewedLease, check_ttl
-from ister.ports.metadata.store import Entry, check_writable
+from ister.ports.metadata.store import Entry, check_value, check_writable, key_bytes, key_range
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -94,27 +93,27 @@ class EtcdMetadata:
 
     @property
     def name(self) -> str:
-        """Where it is, for people: no secrets."""
+        """The location, without secrets."""
         return self._cluster.name + self._prefix.decode()
 
     async def get(self, key: str) -> Entry | None:
-        """Return one entry, None when there is none."""
+        """Return one entry, None if the key is absent."""
         request = rpc.RangeRequest(key=self._key(key))
         response = await self._range(f"get {key}", request)
         return self._entry(response.kvs[0]) if response.kvs else None
 
     async def put(self, key: str, value: bytes, *, lease: Lease | None = None) -> int:
-        """Set a key whatever it was; returns its version. LeaseLostError when the lease is gone."""
+        """Set a key unconditionally; return its version. Raise LeaseLostError if the lease has ended."""
         version = await self._put(f"put {key}", key, value, lease, [])
         assert version is not None, "nothing was compared"
         return version
 
     async def cas(self, key: str, value: bytes, *, version: int, lease: Lease | None = None) -> int | None:
-        """Set a key if its version still is `version` (0: absent); returns the new one, None when it was another."""
+        """Set a key if its version is `version` (0: absent); return the new one, None if it was another."""
         return await self._put(f"cas {key}", key, value, lease, [self._compare(key, version)])
 
     async def delete(self, key: str, *, version: int | None = None) -> bool:
-        """Remove a key (only at this version, when given); returns whether it was removed."""
+        """Delete a key (only at this version, if given); return True if it was deleted."""
         remove = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=self._key(key)))
         compare = [] if version is None else [self._compare(key, version)]
         response = await self._transact(f"delete {key}", compare, remove)
@@ -123,7 +122,7 @@ class EtcdMetadata:
     async def list(
         self, prefix: str, *, start: str = "", limit: int | None = None, reverse: bool = False
     ) -> list[Entry]:
-        """Return entries whose keys begin with `prefix`, in order; all of one revision, in pages."""
+        """Return entries with keys that begin with `prefix`, in order; of one revision, read in pages."""
         first, stop = key_range(prefix, start, reverse=reverse)
         if first >= stop or limit == 0:
             return []
@@ -135,16 +134,16 @@ class EtcdMetadata:
                     raise MetadataUnavailableError(self.name, f"list {prefix}", error.details() or "") from None
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
-        """Give every change behind a version, in order, each once, for ever; goes on through lost connections."""
+        """Yield every change behind a version, in order, each once, for ever, also across lost connections."""
         return EtcdWatch(self._cluster, self._key(prefix), hidden=len(self._prefix), after=after)
 
     async def version(self) -> int:
-        """Return the store's version now, to watch from."""
+        """Return the store's current version, to watch from."""
         request = rpc.RangeRequest(key=self._key(f"{self._root}/"), count_only=True)
         return int((await self._range("tell its version", request)).header.revision)
 
     async def lease(self, ttl_s: float) -> Lease:
-        """Make a lease that renews itself; etcd counts whole seconds, and may give more than was asked for."""
+        """Grant a lease that renews itself; etcd counts whole seconds, and may grant more than requested."""
         check_ttl(ttl_s)
         request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
 
@@ -152,7 +151,7 @@ class EtcdMetadata:
             return await call.member.lease.LeaseGrant(request, metadata=call.metadata, timeout=call.timeout_s)
 
         sent = self._monotonic()
-        granted = await self._cluster.read("grant a lease", send)  # one that is granted twice harms nobody
+        granted = await self._cluster.read("grant a lease", send)  # a second grant is harmless
         lease = RenewedLease(
             self.name,
             granted.ID,
@@ -166,7 +165,7 @@ class EtcdMetadata:
         return lease
 
     async def close(self) -> None:
-        """End every watch and lease task (without revoking), and let go of connections."""
+        """End every watch and lease task (without revoking), and close connections."""
         for lease in self._leases:
             await lease.stop()
         await self._cluster.close()
@@ -255,7 +254,7 @@ class EtcdMetadata:
             try:
                 await call.member.lease.LeaseRevoke(request, metadata=call.metadata, timeout=call.timeout_s)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.NOT_FOUND:  # it is gone, as we wish
+                if error.code() is not grpc.StatusCode.NOT_FOUND:  # it does not exist
                     raise
 
         await self._cluster.change("revoke a lease", send)

@@ -1,4 +1,4 @@
-"""The connections to an etcd cluster: which member to ask, for how long, as whom, and what its refusals mean.
+"""Connections to an etcd cluster: member selection, timeouts, authentication, error mapping.
 
 A call that changes something goes out once. It is tried again only when etcd certainly did not do it: nothing was sent,
 or the member said that it refused.
@@ -32,12 +32,12 @@ RETRY_PAUSE_S = 0.05
 _ENDPOINT = re.compile(r"(?:(https?)://)?([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?/?")
 
 _OPTIONS = (
-    ("grpc.enable_http_proxy", 0),  # a proxy for the web does not lead to etcd
-    ("grpc.enable_retries", 0),  # we know better what may be tried again
+    ("grpc.enable_http_proxy", 0),  # an HTTP proxy does not reach etcd
+    ("grpc.enable_retries", 0),  # we decide what may be retried
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # how long one attempt to connect may take
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # the timeout of a connection attempt
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.keepalive_time_ms", 10_000),  # a peer that is gone without a word ends a watch; etcd refuses under 5 s
+    ("grpc.keepalive_time_ms", 10_000),  # a dead peer ends a watch; etcd refuses less than 5 s
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.max_receive_message_length", -1),  # pages of large values
     ("grpc.max_send_message_length", -1),
@@ -49,7 +49,7 @@ _TOKEN_OLD = re.compile(r"invalid auth token|revision of auth store is old")
 
 
 class Login:
-    """Who we say we are; its repr tells nothing."""
+    """User and password; the repr is empty."""
 
     __slots__ = ("_password", "_user")
 
@@ -61,7 +61,7 @@ class Login:
         return "Login(***)"
 
     def request(self) -> rpc.AuthenticateRequest:
-        """Return what etcd wants to see."""
+        """Return the request for a token."""
         return rpc.AuthenticateRequest(name=self._user, password=self._password)
 
 
@@ -76,7 +76,7 @@ class Member(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What goes with a request: where, as whom, and for how long."""
+    """The target of a request: member, token and timeout."""
 
     member: Member
     metadata: tuple[tuple[str, str], ...]
@@ -84,7 +84,7 @@ class Call(NamedTuple):
 
 
 class Cluster:
-    """Some members of one cluster. One is asked until it fails; then the next one that can be reached."""
+    """Members of one cluster. One is used until it fails; then the next reachable one."""
 
     def __init__(
         self,
@@ -105,29 +105,29 @@ class Cluster:
         self._loop = asyncio.get_running_loop()
 
     async def read(self, action: str, send: Callable[[Call], Awaitable[T]], *, timeout_s: float | None = None) -> T:
-        """Ask, of every member if need be. Leaves answers about leases and compaction to the caller."""
+        """Send a read, to every member if need be. Errors about leases and compaction are the caller's."""
         return await self._call(action, send, timeout_s or self._timeout_s, changes=False)
 
     async def change(self, action: str, send: Callable[[Call], Awaitable[T]]) -> T:
-        """Change something, at most once."""
+        """Send a change, at most once."""
         return await self._call(action, send, self._timeout_s, changes=True)
 
     async def stream(self, action: str) -> Call:
-        """Return whom to open a stream to."""
+        """Return the target for a stream."""
         deadline = self._loop.time() + self._timeout_s
         member = await self._reachable(action, deadline)
         return Call(member, await self._metadata(action, member, deadline), self._timeout_s)
 
     def avoid(self) -> None:
-        """Ask another member next time."""
+        """Use another member next time."""
         self._asked = (self._asked + 1) % len(self._members)
 
     def forget_token(self) -> None:
-        """Prove anew who we are next time."""
+        """Authenticate again next time."""
         self._token = ""
 
     async def close(self) -> None:
-        """Cut every connection; whoever waits for an answer gets none."""
+        """Close every connection; pending calls fail."""
         self.closed = True
         for member in self._members:
             await member.channel.close()
@@ -145,7 +145,7 @@ class Cluster:
             try:
                 return await send(Call(member, metadata, left))
             except grpc.aio.AioRpcError as error:
-                self._judge(action, error, changes=changes)
+                self._map_error(action, error, changes=changes)
                 if self._loop.time() + RETRY_PAUSE_S >= deadline:
                     raise MetadataUnavailableError(self.name, action, _cause(error)) from None
                 await asyncio.sleep(RETRY_PAUSE_S)
@@ -155,8 +155,8 @@ class Cluster:
                     raise kind(self.name, action, "it was closed meanwhile") from None
                 raise
 
-    def _judge(self, action: str, error: grpc.aio.AioRpcError, *, changes: bool) -> None:
-        """Raise what a refusal means, or return when the call may be tried again."""
+    def _map_error(self, action: str, error: grpc.aio.AioRpcError, *, changes: bool) -> None:
+        """Raise our error for a failed call, or return if it may be retried."""
         code, details = error.code(), error.details() or ""
         match code:
             case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.OUT_OF_RANGE:
@@ -170,7 +170,7 @@ class Cluster:
                 raise InvalidMessageError("metadata value", f"is too large for etcd: {action}") from None
             case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.FAILED_PRECONDITION:
                 raise InvalidConfigError("metadata", f"{self.name} refused to {action}: {details}") from None
-            case grpc.StatusCode.RESOURCE_EXHAUSTED:  # etcd is full, or busy: it did nothing
+            case grpc.StatusCode.RESOURCE_EXHAUSTED:  # etcd is full or busy, and did nothing
                 raise MetadataUnavailableError(self.name, action, _cause(error)) from None
             case _:
                 self.avoid()
@@ -179,7 +179,7 @@ class Cluster:
                     raise MetadataUnknownError(self.name, action, _cause(error)) from None
 
     async def _reachable(self, action: str, deadline: float) -> Member:
-        """Return a member whose connection stands.
+        """Return a connected member.
 
         Asked again and again, because a wait for a change of state that is given up stays inside gRPC.
         """
@@ -196,7 +196,7 @@ class Cluster:
         raise MetadataUnavailableError(self.name, action, "it is closed")
 
     async def _metadata(self, action: str, member: Member, deadline: float) -> tuple[tuple[str, str], ...]:
-        # A member that is cut off from the others says so at once, instead of letting us wait.
+        # A member that is partitioned from the others fails at once, instead of waiting.
         led = ("hasleader", "true")
         if self._login is None:
             return (led,)
@@ -206,14 +206,14 @@ class Cluster:
                 try:
                     answer = await member.auth.Authenticate(self._login.request(), timeout=left)
                 except grpc.aio.AioRpcError as error:
-                    self._judge("prove who we are", error, changes=False)
+                    self._map_error("prove who we are", error, changes=False)
                     raise MetadataUnavailableError(self.name, action, _cause(error)) from None
                 self._token = answer.token
             return led, ("token", self._token)
 
 
 def parse_endpoints(endpoints: Sequence[str] | str, *, tls: bool) -> tuple[list[str], bool]:
-    """Return the addresses, and whether to speak TLS to them; what is wrong is named without repeating secrets."""
+    """Return the addresses, and True for TLS; raise InvalidConfigError without repeating secrets."""
     texts = endpoints.split(",") if isinstance(endpoints, str) else list(endpoints)
     addresses, schemes = [], set()
     for text in texts:
@@ -243,6 +243,6 @@ def _cause(error: grpc.aio.AioRpcError) -> str:
 
 
 def _cancelled() -> bool:
-    """Whether our own task is being cancelled, and not only a call inside it."""
+    """Return True if our own task is being cancelled, and not only a call inside it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

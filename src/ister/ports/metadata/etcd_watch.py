@@ -1,4 +1,4 @@
-"""A watch on etcd that outlives its connections: it knows what it has given, and asks again from there."""
+"""A watch on etcd that outlives its connections: it resumes behind the last change that it yielded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from aetcd import rpc
 
 from ister.core.errors import InvalidConfigError, MetadataUnavailableError, WatchCompactedError
 from ister.ports.metadata.etcd_cluster import RETRY_PAUSE_S
-from ister.ports.metadata.keys import after_prefix
-from ister.ports.metadata.store import Change
+from ister.ports.metadata.store import Change, after_prefix
 
 if TYPE_CHECKING:
     from ister.ports.metadata.etcd_cluster import Cluster
@@ -54,7 +53,7 @@ class EtcdWatch:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                # The call was cancelled and not we: the store was closed, which the next turn sees.
+                # The call was cancelled and not our task: the store was closed, which the next iteration sees.
             except (grpc.aio.AioRpcError, MetadataUnavailableError):
                 self._drop()
                 self._cluster.avoid()
@@ -62,7 +61,7 @@ class EtcdWatch:
         return self._read_ahead.popleft()
 
     def __del__(self) -> None:
-        with suppress(RuntimeError):  # the loop may be gone already
+        with suppress(RuntimeError):  # the loop may be closed already
             self._drop()
 
     async def _receive(self) -> rpc.WatchResponse:
@@ -119,7 +118,7 @@ class EtcdWatch:
             raise InvalidConfigError(
                 "metadata", f"{self._cluster.name} does not let us watch: {response.cancel_reason}"
             )
-        self._cluster.forget_token()  # an old one is refused in the same words as a missing permission
+        self._cluster.forget_token()  # an expired token gives the same error as a missing permission
         raise MetadataUnavailableError(self._cluster.name, "watch", response.cancel_reason)
 
     def _drop(self) -> None:

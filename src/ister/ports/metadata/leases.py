@@ -1,4 +1,4 @@
-"""Both sides of a lease: ours, which renews it and knows when it is lost, and a store's that lives in this process."""
+"""Leases: the client's renewal and expiry, and the table of leases of a store in this process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_ttl(ttl_s: float) -> None:
 
 
 class RenewedLease:
-    """A lease that asks its store for more time at a third of it.
+    """A lease that is renewed after a third of its time.
 
     It counts from the moment before a renewal was sent, the store from a moment after it arrived: it ends here first.
     An answer that comes after the end does not bring it back.
@@ -69,12 +69,12 @@ class RenewedLease:
 
     @property
     def id(self) -> int:
-        """The store's number for it."""
+        """The store's id of it."""
         return self._id
 
     @property
     def remaining_s(self) -> float:
-        """How long it certainly still holds; 0 once it is lost, and then for ever."""
+        """The time for which it certainly holds; 0 once it is lost, and then for ever."""
         if self._lost.is_set():
             return 0.0
         left = self._ends - self._monotonic()
@@ -84,26 +84,26 @@ class RenewedLease:
         return left
 
     async def lost(self) -> None:
-        """Return once it does not certainly hold any more."""
+        """Return once it does not certainly hold."""
         while (left := self.remaining_s) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(left, WAIT_MIN_S)):
                     await self._lost.wait()
 
     async def revoke(self) -> None:
-        """Give it up, and remove its keys."""
+        """Revoke it, and delete its keys."""
         self.lose()
         await self.stop()
         await self._revoke(self._id)
 
     def lose(self) -> None:
-        """Count it as lost from now on: the store said so."""
+        """Mark it as lost: the store has reported so."""
         if not self._lost.is_set():
             self._lost.set()
             log.info("lease_ended", store=self._store, lease=self._id)
 
     async def stop(self) -> None:
-        """Renew it no more; it runs out by itself."""
+        """Stop renewing it; it expires."""
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -119,10 +119,10 @@ class RenewedLease:
             except LeaseLostError:
                 self.lose()
                 return
-            except IsterError:  # whatever the store says, only a success prolongs
+            except IsterError:  # only a successful renewal prolongs it
                 pause = self._ttl_s / RETRIES_PER_TTL
                 continue
-            except Exception:  # a bug of ours: without this the task would end, and nobody would know why the lease did
+            except Exception:  # a defect of ours: without this, the task would end unnoticed
                 log.exception("lease_not_renewed", store=self._store, lease=self._id)
                 pause = self._ttl_s / RETRIES_PER_TTL
                 continue
@@ -132,8 +132,8 @@ class RenewedLease:
                 pause = ttl_s / RENEWALS_PER_TTL
 
 
-class LeaseBook:
-    """The store's side of leases, for a store that lives in this process: it ends those that were not renewed."""
+class LeaseTable:
+    """The leases of a store in this process; ends those that were not renewed."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class LeaseBook:
         self._timers: dict[int, asyncio.Task[None]] = {}
 
     def grant(self, ttl_s: float) -> RenewedLease:
-        """Promise to keep the keys of a new lease for so long."""
+        """Grant a new lease for `ttl_s`."""
         check_ttl(ttl_s)
         self._check("grant a lease")
         sent = self._monotonic()
@@ -173,7 +173,7 @@ class LeaseBook:
         return self._leases[lease_id]
 
     def number(self, lease: Lease | None) -> int | None:
-        """Return the number to put keys under; LeaseLostError when it has ended, or is another store's."""
+        """Return the id of a lease; raise LeaseLostError if it has ended, or is another store's."""
         if lease is None:
             return None
         ours: Lease | None = self._leases.get(lease.id)
@@ -199,11 +199,11 @@ class LeaseBook:
             await asyncio.wait({timer})
             del self._timers[lease_id], self._leases[lease_id]
             await self._remove(lease_id)
-        elif timer is not None:  # it has run out, and its keys are going
+        elif timer is not None:  # it has expired, and its keys are being deleted
             await asyncio.wait({timer})
 
     async def close(self) -> None:
-        """Renew nothing and end nothing any more."""
+        """Stop renewing and expiring leases."""
         for lease in list(self._leases.values()):
             await lease.stop()
         while self._timers:
@@ -216,7 +216,7 @@ class LeaseBook:
             await asyncio.sleep(max(left, WAIT_MIN_S))
         ttl_s, _ = self._ends.pop(lease_id)
         await self._leases.pop(lease_id).stop()
-        while True:  # a full disk does not keep keys alive: they go when it has room
+        while True:  # a full disk only delays the deletion of keys
             try:
                 await self._remove(lease_id)
                 break

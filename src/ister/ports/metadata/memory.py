@@ -1,4 +1,4 @@
-"""Metadata in memory, for tests: it forgets everything, and can be cut off like a store behind a network."""
+"""Metadata store in memory, for tests; it can be disconnected like a store behind a network."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING, NamedTuple
 
 from ister.core.errors import MetadataUnavailableError, WatchCompactedError
-from ister.ports.metadata.keys import after_prefix, check_value, key_bytes, key_range
-from ister.ports.metadata.leases import LeaseBook
-from ister.ports.metadata.store import Change, Entry
-from ister.ports.metadata.watches import BATCH_CHANGES, Bell, History, HistoryWatch, Place, whole
+from ister.ports.metadata.leases import LeaseTable
+from ister.ports.metadata.store import Change, Entry, after_prefix, check_value, key_bytes, key_range
+from ister.ports.metadata.watches import BATCH_CHANGES, ChangeSignal, History, HistoryWatch, Place, whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,7 +26,7 @@ class _Held(NamedTuple):
 
 
 class MemoryMetadata:
-    """A metadata store that lives and dies with this object."""
+    """A metadata store with the lifetime of this object."""
 
     def __init__(self, *, history_changes: int = HISTORY_CHANGES, monotonic: Callable[[], float] | None = None) -> None:
         self._keys: list[bytes] = []
@@ -36,43 +35,43 @@ class MemoryMetadata:
         self._forgotten = 0
         self._history: list[tuple[Place, bytes | None]] = []
         self._history_changes = history_changes
-        self._bell = Bell()
+        self._changes = ChangeSignal()
         self._cut = ""
-        self._book = LeaseBook(
+        self._leases = LeaseTable(
             self.name, monotonic=monotonic or _loop_time, check=self._check, remove=self._remove_lease
         )
 
     @property
     def name(self) -> str:
-        """Where it is, for people: no secrets."""
+        """The location, without secrets."""
         return "memory"
 
     def cut(self, cause: str = "cut off") -> None:
-        """Behave as if the network were gone: calls are refused, renewals fail, leases end."""
+        """Simulate a lost network: calls are refused, renewals fail, leases end."""
         self._cut = cause
 
     def mend(self) -> None:
         """Undo `cut`."""
         self._cut = ""
-        self._bell.ring(self._version)
+        self._changes.notify(self._version)
 
     async def get(self, key: str) -> Entry | None:
-        """Return one entry, None when there is none."""
+        """Return one entry, None if the key is absent."""
         self._check(f"get {key}")
         held = self._held.get(key_bytes(key))
         return None if held is None else Entry(key, held.value, held.version)
 
     async def put(self, key: str, value: bytes, *, lease: Lease | None = None) -> int:
-        """Set a key whatever it was; returns its version. LeaseLostError when the lease is gone."""
+        """Set a key unconditionally; return its version. Raise LeaseLostError if the lease has ended."""
         check_value(key, value)
-        lease_id = self._book.number(lease)
+        lease_id = self._leases.number(lease)
         self._check(f"put {key}")
         return self._set(key_bytes(key), bytes(value), lease_id)
 
     async def cas(self, key: str, value: bytes, *, version: int, lease: Lease | None = None) -> int | None:
-        """Set a key if its version still is `version` (0: absent); returns the new one, None when it was another."""
+        """Set a key if its version is `version` (0: absent); return the new one, None if it was another."""
         check_value(key, value)
-        lease_id = self._book.number(lease)
+        lease_id = self._leases.number(lease)
         self._check(f"cas {key}")
         held = self._held.get(key_bytes(key))
         if (held.version if held else 0) != version:
@@ -80,7 +79,7 @@ class MemoryMetadata:
         return self._set(key_bytes(key), bytes(value), lease_id)
 
     async def delete(self, key: str, *, version: int | None = None) -> bool:
-        """Remove a key (only at this version, when given); returns whether it was removed."""
+        """Delete a key (only at this version, if given); return True if it was deleted."""
         self._check(f"delete {key}")
         held = self._held.get(key_bytes(key))
         if held is None or (version is not None and held.version != version):
@@ -91,7 +90,7 @@ class MemoryMetadata:
     async def list(
         self, prefix: str, *, start: str = "", limit: int | None = None, reverse: bool = False
     ) -> list[Entry]:
-        """Return entries whose keys begin with `prefix`, in order."""
+        """Return entries with keys that begin with `prefix`, in order."""
         first, stop = key_range(prefix, start, reverse=reverse)
         self._check(f"list {prefix}")
         keys = self._keys[bisect_left(self._keys, first) : bisect_left(self._keys, stop)]
@@ -99,31 +98,31 @@ class MemoryMetadata:
         return [Entry(key.decode(), self._held[key].value, self._held[key].version) for key in keys]
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
-        """Give every change behind a version, in order, each once, for ever; goes on through lost connections."""
+        """Yield every change behind a version, in order, each once, for ever, also across lost connections."""
         first = key_bytes(prefix)
 
         async def read(place: Place) -> History:
             self._check(f"watch {prefix}")
             return self._read(first, after_prefix(first), place)
 
-        return HistoryWatch(read, self._bell, after=after, poll_s=None)
+        return HistoryWatch(read, self._changes, after=after, poll_s=None)
 
     async def version(self) -> int:
-        """Return the store's version now, to watch from."""
+        """Return the store's current version, to watch from."""
         self._check("tell its version")
         return self._version
 
     async def lease(self, ttl_s: float) -> Lease:
-        """Make a lease that renews itself."""
-        return self._book.grant(ttl_s)
+        """Grant a lease that renews itself."""
+        return self._leases.grant(ttl_s)
 
     async def close(self) -> None:
         """End every watch and lease task (without revoking)."""
-        self._bell.close()
-        await self._book.close()
+        self._changes.close()
+        await self._leases.close()
 
     def _check(self, action: str) -> None:
-        cause = "it is closed" if self._bell.closed else self._cut
+        cause = "it is closed" if self._changes.closed else self._cut
         if cause:
             raise MetadataUnavailableError(self.name, action, cause)
 
@@ -150,7 +149,7 @@ class MemoryMetadata:
         if len(self._history) > 2 * self._history_changes:
             self._forgotten = self._history[-self._history_changes][0].version - 1
             del self._history[: self._find(whole(self._forgotten))]
-        self._bell.ring(self._version)
+        self._changes.notify(self._version)
 
     def _find(self, place: Place) -> int:
         return bisect_right(self._history, place, key=lambda change: change[0])
@@ -168,5 +167,5 @@ class MemoryMetadata:
 
 
 def _loop_time() -> float:
-    """Return the loop's time, which a simulated loop makes up."""
+    """Return the loop's time, which may be virtual."""
     return asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""What Ister asks of a metadata store: small values under ordered keys, with versions, watches and leases.
+"""Metadata-store port: small values under ordered keys, with versions, watches and leases.
 
 A version is a number that grows with every change of the store; that of a key is the version of its last change. 0 means
 absent. Keys are text that begins with `/`, ordered by their UTF-8 bytes; values are at most 1,500,000 bytes.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from ister.core.errors import InvalidMessageError
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+VALUE_BYTES_MAX = 1_500_000
+"""etcd accepts requests of 1.5 MiB; the other stores have the same limit, so that what works embedded works in a cluster."""
 _NO_VERSION = 2**62
-"""No key ever has it."""
+"""A version that no key ever has."""
 
 
 class Entry(NamedTuple):
@@ -32,7 +36,7 @@ class Change(NamedTuple):
 
 
 class Lease(Protocol):
-    """A promise of the store to remove some keys unless we keep saying that we live.
+    """A lease: the store deletes its keys unless it is renewed in time.
 
     It renews itself. `remaining_s` counts, on a clock that never steps, from the moment at which the last renewal that
     succeeded was *sent*, so it ends here before it ends there, whatever happens to the connection.
@@ -40,83 +44,109 @@ class Lease(Protocol):
 
     @property
     def id(self) -> int:
-        """The store's number for it."""
-        ...
+        """The store's id of it."""
 
     @property
     def remaining_s(self) -> float:
-        """How long it certainly still holds; 0 once it is lost, and then for ever."""
-        ...
+        """The time for which it certainly holds; 0 once it is lost, and then for ever."""
 
     async def lost(self) -> None:
-        """Return once it does not certainly hold any more."""
-        ...
+        """Return once it does not certainly hold."""
 
     async def revoke(self) -> None:
-        """Give it up, and remove its keys."""
-        ...
+        """Revoke it, and delete its keys."""
 
 
 class Metadata(Protocol):
     """A metadata store.
 
     Every call may raise MetadataUnavailableError (nothing happened, try later); `put`, `cas` and `delete` also
-    MetadataUnknownError (it may have happened: look).
+    MetadataUnknownError (it may have happened: read before you act again).
     """
 
     @property
     def name(self) -> str:
-        """Where it is, for people: no secrets."""
-        ...
+        """The location, without secrets."""
 
     async def get(self, key: str) -> Entry | None:
-        """Return one entry, None when there is none."""
-        ...
+        """Return one entry, None if the key is absent."""
 
     async def put(self, key: str, value: bytes, *, lease: Lease | None = None) -> int:
-        """Set a key whatever it was; returns its version. LeaseLostError when the lease is gone."""
-        ...
+        """Set a key unconditionally; return its version. Raise LeaseLostError if the lease has ended."""
 
     async def cas(self, key: str, value: bytes, *, version: int, lease: Lease | None = None) -> int | None:
-        """Set a key if its version still is `version` (0: absent); returns the new one, None when it was another."""
-        ...
+        """Set a key if its version is `version` (0: absent); return the new one, None if it was another."""
 
     async def delete(self, key: str, *, version: int | None = None) -> bool:
-        """Remove a key (only at this version, when given); returns whether it was removed."""
-        ...
+        """Delete a key (only at this version, if given); return True if it was deleted."""
 
     async def list(
         self, prefix: str, *, start: str = "", limit: int | None = None, reverse: bool = False
     ) -> list[Entry]:
-        """Return entries whose keys begin with `prefix`, in order, all of one moment.
+        """Return entries with keys that begin with `prefix`, in order, of one snapshot.
 
         Keys before `start` are left out. With `reverse` the order is descending, and keys behind `start` are left out:
         `list(p, start=k, limit=1, reverse=True)` gives the last entry that is not behind k.
         """
-        ...
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
-        """Give every change behind a version, in order, each once, for ever; goes on through lost connections.
+        """Yield every change behind a version, in order, each once, for ever, also across lost connections.
 
         A step that is cancelled loses nothing: ask again. The keys of a lease go at one version, several changes with
         the same number: to resume elsewhere, use the version of the last change *before* the newest one's.
         WatchCompactedError when the store does not remember changes that old: list again, and watch from there.
         """
-        ...
 
     async def version(self) -> int:
-        """Return the store's version now, to watch from."""
-        ...
+        """Return the store's current version, to watch from."""
 
     async def lease(self, ttl_s: float) -> Lease:
-        """Make a lease that renews itself."""
-        ...
+        """Grant a lease that renews itself."""
 
     async def close(self) -> None:
-        """End every watch and lease task (without revoking), and let go of connections."""
-        ...
+        """End every watch and lease task (without revoking), and close connections."""
 
 
 async def check_writable(metadata: Metadata, root: str) -> None:
-    """Raise what a write below a root would meet: no answer, no space, no permission. Nothing is written."""
+    """Raise the error that a write below a root would meet, like no response or no permission. Nothing is written."""
     await metadata.cas(f"{root}/probe", b"", version=_NO_VERSION)
+
+
+async def entries(metadata: Metadata, prefix: str, page: int, *, start: str = "") -> AsyncGenerator[Entry]:
+    """Yield every entry with a key that begins with `prefix`, in order, from `start` on; each page is one snapshot."""
+    while found := await metadata.list(prefix, start=start, limit=page):
+        for entry in found:
+            yield entry
+        start = found[-1].key + "\0"
+
+
+def key_bytes(key: str) -> bytes:
+    """Return a key as it is stored; its bytes sort like its text."""
+    assert key.startswith("/"), f"keys begin with /, not {key[:80]!r}"
+    return key.encode()
+
+
+def check_value(key: str, value: bytes) -> None:
+    """Raise unless every store can hold this value."""
+    if len(value) > VALUE_BYTES_MAX:
+        raise InvalidMessageError(
+            "metadata value", f"of {key} has {len(value)} bytes; a metadata store takes at most {VALUE_BYTES_MAX}"
+        )
+
+
+def after_prefix(prefix: bytes) -> bytes:
+    """Return the first key behind every key that begins with `prefix`.
+
+    There always is one: our prefixes begin with `/`, and UTF-8 has no byte 0xFF.
+    """
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def key_range(prefix: str, start: str, *, reverse: bool) -> tuple[bytes, bytes]:
+    """Return the keys [first, stop) that `Metadata.list` means."""
+    low = key_bytes(prefix)
+    stop = after_prefix(low)
+    if not start:
+        return low, stop
+    edge = key_bytes(start)
+    return (low, min(stop, edge + b"\0")) if reverse else (max(low, edge), stop)

@@ -1,4 +1,4 @@
-"""A watch over a history that can be read again: for stores that live in this process or in a file."""
+"""Watches over a stored history, for stores in memory or in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH_CHANGES = 64
 
 
 class Place(NamedTuple):
-    """How far a watch has read: every change up to this key of this version. Changes of one version are in key order."""
+    """The position of a watch: behind this key of this version. Changes of one version are in key order."""
 
     version: int
     key: bytes
@@ -37,7 +37,7 @@ def whole(version: int) -> Place:
     return Place(version, b"\xff")
 
 
-class Bell:
+class ChangeSignal:
     """Wakes watches when the store has a newer version, and ends them when it closes."""
 
     def __init__(self) -> None:
@@ -45,18 +45,18 @@ class Bell:
         self.closed = False
         self._rung = asyncio.Event()
 
-    def ring(self, version: int) -> None:
-        """Tell every watch that there is something to read."""
+    def notify(self, version: int) -> None:
+        """Wake every watch: there is a newer version."""
         self.version = max(self.version, version)
         self._wake()
 
     def close(self) -> None:
-        """Tell every watch that there will be nothing more."""
+        """End every watch."""
         self.closed = True
         self._wake()
 
     async def wait(self, version: int, timeout_s: float | None) -> None:
-        """Return once the store is behind this version or closed, or when the time is over."""
+        """Return once the store has a newer version or is closed, or on a timeout."""
         rung = self._rung
         if self.version > version or self.closed:
             return
@@ -70,13 +70,13 @@ class Bell:
 
 
 class HistoryWatch:
-    """Gives what the history holds, then waits for more. A cancelled step loses nothing: the next one goes on."""
+    """Yields the history, then waits for more. A cancelled step loses nothing: the next one continues."""
 
     def __init__(
-        self, read: Callable[[Place], Awaitable[History]], bell: Bell, *, after: int, poll_s: float | None
+        self, read: Callable[[Place], Awaitable[History]], changes: ChangeSignal, *, after: int, poll_s: float | None
     ) -> None:
         self._read = read
-        self._bell = bell
+        self._changes = changes
         self._place = whole(after)
         self._poll_s = poll_s
         self._read_ahead: deque[Change] = deque()
@@ -86,15 +86,15 @@ class HistoryWatch:
 
     async def __anext__(self) -> Change:
         while not self._read_ahead:
-            if self._bell.closed:
+            if self._changes.closed:
                 raise StopAsyncIteration
             try:
                 history = await self._read(self._place)
             except MetadataUnavailableError:
-                await self._bell.wait(self._bell.version, POLL_S)
+                await self._changes.wait(self._changes.version, POLL_S)
                 continue
             self._place = history.place
             self._read_ahead.extend(history.changes)
             if not history.changes:
-                await self._bell.wait(self._place.version, self._poll_s)
+                await self._changes.wait(self._place.version, self._poll_s)
         return self._read_ahead.popleft()

@@ -1,6 +1,6 @@
-"""Checked reads of objects: damage is reported only after the store gave the same wrong answer several times.
+"""Checked reads of objects: damage is reported only after the store gave the same wrong response several times.
 
-One answer proves nothing. Bytes may be changed in transit, and a proxy may answer instead of the store.
+One response proves nothing: bytes may be changed in transit, and a proxy may respond instead of the store.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def read_checked(
 
 
 async def read_whole(store: CloudStore, key: str, *, check: Callable[[ObjectInfo, bytes], T]) -> T:
-    """Do the same with a whole object, whose size and etag are asked for each time."""
+    """Do the same with a whole object, whose size and etag are requested each time."""
     wrong = _WrongAnswers(store, key)
     while True:
         data = b""

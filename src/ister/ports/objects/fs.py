@@ -1,4 +1,4 @@
-"""Objects as files in a directory: whole and on disk under their final name, or not there.
+"""Object store in a directory: a file has its final name only once it is whole and on disk.
 
 A put writes a draft in `.drafts`, syncs it, makes its directories durable, links it to its name (which fails when the name
 is taken) and syncs the directory of that name. A kill leaves at most a draft, or a name that was not synced; the first put
@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from ister.aio.background import in_background, waiting_for_disk
 from ister.core.errors import (
     CorruptObjectError,
     MissingObjectError,
@@ -28,15 +29,13 @@ from ister.core.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from ister.ports.background import in_background, waiting_for_disk
-from ister.ports.files import OsFiles
-from ister.ports.objects.keys import check_key, check_prefix
-from ister.ports.objects.store import ObjectInfo
+from ister.ports.files.files import OsFiles, error_text
+from ister.ports.objects.store import ObjectInfo, check_key, check_prefix
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
-    from ister.core.columns import Frames
+    from ister.core.frames.columns import Frames
 
     T = TypeVar("T")
 
@@ -72,11 +71,11 @@ class FsStore:
 
     @property
     def name(self) -> str:
-        """Where it is, for people."""
+        """Backend and root."""
         return f"fs {self._root}"
 
     async def put_if_absent(self, key: str, data: Frames) -> ObjectInfo:
-        """Store finished bytes under a new name; returns once they and their name are synced.
+        """Store bytes under a new name; return once they and their name are synced.
 
         Cancelling does not stop the thread that writes: the object may still appear.
         """
@@ -103,19 +102,19 @@ class FsStore:
         return await self._in_thread(f"read {key}", lambda: self._read(key, path, start, stop))
 
     async def stat(self, key: str) -> ObjectInfo | None:
-        """Return an object's size, None when there is none."""
+        """Return an object's size, None if it does not exist."""
         path = self._path(key)
         return await self._in_thread(f"look at {key}", lambda: _info(key, path))
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncGenerator[ObjectInfo]:
-        """Give the objects in order of their keys; holds the names of one directory per level."""
+        """Yield the objects in key order; holds the names of one directory per level."""
         walk = self._walk("", check_prefix(self.name, prefix), after)
         while page := await self._in_thread(f"list {prefix}", lambda: list(islice(walk, PAGE))):
             for info in page:
                 yield info
 
     async def delete(self, key: str) -> None:
-        """Take an object away, durably; no error when there is none."""
+        """Delete an object durably; no error if it does not exist."""
         path = self._path(key)
         await self._in_thread(f"delete {key}", lambda: _remove(path))
 
@@ -135,7 +134,7 @@ class FsStore:
             self._fail(action, error)
 
     def _fail(self, action: str, error: OSError) -> NoReturn:
-        cause = os.strerror(error.errno) if error.errno else str(error)
+        cause = error_text(error)
         if error.errno in REFUSED:
             raise StoreRefusedError(self.name, action, cause) from error
         raise StoreUnavailableError(self.name, action, cause) from error
@@ -156,19 +155,19 @@ class FsStore:
         except _TakenError:
             raise ObjectExistsError(self.name, key) from None
         except OSError as error:
-            self._ready = False  # perhaps someone removed the directory
+            self._ready = False  # perhaps the directory was removed
             self._durable.clear()
             self._fail(f"put {key}", error)
         try:
             OsFiles().sync_directory(final.parent)
         except OSError as error:
             # The object has its name, but a power cut may take it away; a second sync would prove nothing.
-            raise PutUnknownError(self.name, key, os.strerror(error.errno or errno.EIO)) from error
+            raise PutUnknownError(self.name, key, error_text(error)) from error
         self._used.add(final.parent)
         return ObjectInfo(key, len(data), "")
 
     def _refuse_lost(self, directory: Path) -> None:
-        """Fail once where a directory of ours is gone: the disk was perhaps unmounted, and the caller should look first."""
+        """Fail once if a used directory is missing: the disk was perhaps unmounted, and the caller should check first."""
         if directory in self._used and not directory.is_dir():
             self._used.discard(directory)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -294,7 +293,7 @@ def _write(draft: Path, data: memoryview) -> None:
 
 
 def _make_directory(directory: Path) -> bool:
-    """Make a directory; returns whether it was not there."""
+    """Create a directory; return True if it did not exist."""
     try:
         directory.mkdir(mode=0o750)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Objects through OpenDAL: what its answers mean to us, and what counts as proof that an object is stored.
+"""Object stores through OpenDAL: error mapping, and the proof that an object is stored.
 
 Every write is one conditional put of finished bytes. OpenDAL's methods return futures, its exceptions have no common
 base, and a cancelled put may still land; nothing of that leaves this module.
@@ -25,16 +25,15 @@ from ister.core.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from ister.ports.objects.keys import check_key, check_prefix
 from ister.ports.objects.redact import Redactor
-from ister.ports.objects.store import ObjectInfo
+from ister.ports.objects.store import ObjectInfo, check_key, check_prefix
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from opendal.types import Entry, Metadata
 
-    from ister.core.columns import Frames
+    from ister.core.frames.columns import Frames
 
     T = TypeVar("T")
 
@@ -53,9 +52,9 @@ REFUSED = (
 # These list in the order of keys; every other service's listing is sorted here, which holds it in memory.
 ORDERED = frozenset({"s3", "gcs", "azblob", "memory"})
 NO_BUCKET = "there is no such bucket or container"
-# How S3, Azure and GCS tell a missing bucket from a missing object; a look (HEAD) has no text, and cannot.
+# How S3, Azure and GCS distinguish a missing bucket from a missing object; a HEAD response has no text for that.
 BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
-# How OpenDAL tells that an object ends before the range does, where it has no RangeNotSatisfied: Azure's answer is 416,
+# How OpenDAL reports that an object ends before the range does, where it has no RangeNotSatisfied: Azure's answer is 416,
 # Azurite's a range like 5-4. None of them is proof; a look at the size decides.
 SHORT = ("too little data", "status: 416", "content range is invalid")
 SLOWEST_BYTES_PER_S = 1 << 20
@@ -63,7 +62,7 @@ SLOWEST_BYTES_PER_S = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for a store, and how often to ask again."""
+    """Timeouts and retries of requests to a store."""
 
     attempt_s: float = 30.0  # one request, and one more second for every MiB it sends
     retries: int = 4
@@ -71,11 +70,11 @@ class Patience:
     pause_s_max: float = 5.0
 
     def attempt(self, count: int) -> float:
-        """How long one request with that many bytes may take."""
+        """Return the timeout of one request with that many bytes."""
         return self.attempt_s + count / SLOWEST_BYTES_PER_S
 
     def whole(self, count: int) -> float:
-        """How long a call may take with all its attempts: OpenDAL limits each wait for bytes, but not their sum."""
+        """Return the timeout of a call with all its attempts: OpenDAL limits each wait for bytes, but not their sum."""
         return (self.retries + 1) * (self.attempt(count) + self.pause_s_max)
 
 
@@ -158,12 +157,12 @@ class OpendalStore:
         return data
 
     async def stat(self, key: str) -> ObjectInfo | None:
-        """Return what is known of an object, None when there is none. A missing bucket may look the same."""
+        """Return an object's size and etag, None if it does not exist. A missing bucket may look the same."""
         found = await self._look(key)
         return None if found is None else ObjectInfo(key, found.content_length, found.etag or "")
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncGenerator[ObjectInfo]:
-        """Give the objects in order of their keys, page by page."""
+        """Yield the objects in key order, page by page."""
         check_prefix(self._name, prefix)
         async with aclosing(self._entries(prefix, after)) as found:
             if not self._ordered:
@@ -179,7 +178,7 @@ class OpendalStore:
                 yield info
 
     async def delete(self, key: str) -> None:
-        """Take an object away; no error when there is none."""
+        """Delete an object; no error if it does not exist."""
         check_key(self._name, key)
         try:
             await self._ask(f"delete {key}", 0, lambda: self._operator.delete(key))
@@ -187,7 +186,7 @@ class OpendalStore:
             return
 
     async def close(self) -> None:
-        """OpenDAL keeps no connection that could be closed by hand; idle ones end by themselves."""
+        """Do nothing: OpenDAL closes idle connections."""
 
     def _patient(self, count: int) -> AsyncOperator:
         """Return the operator with a time limit on each attempt, and attempts around it; the order matters."""
@@ -257,7 +256,7 @@ class OpendalStore:
         return await self.read(key, start, stop)
 
     async def _explain_short(self, key: str, start: int, stop: int) -> IsterError:
-        """Tell a short object, which is damage, from a short answer, which is weather."""
+        """Distinguish a short object, which is damage, from a short response, which is transient."""
         found = await self.stat(key)
         if found is None:
             return MissingObjectError(key, self._name)
@@ -292,10 +291,10 @@ class OpendalStore:
         except TimeoutError:
             failure = StoreUnavailableError(self._name, action, "no answer in time")
         except FAILURES as error:
-            failure = self._judge(action, error)
+            failure = self._map_error(action, error)
         raise failure  # not in the handler: see put_if_absent
 
-    def _judge(self, action: str, error: Exception) -> IsterError:
+    def _map_error(self, action: str, error: Exception) -> IsterError:
         text = self._text(error)
         kind: type[StoreRefusedError | StoreUnavailableError] = StoreUnavailableError
         match error:
@@ -321,10 +320,10 @@ class _MissingError(StoreRefusedError):
     """There is no such object."""
 
 
-# Only a read asks for an etag and a range: as an answer to anything else, these are weather.
+# Only a read has an etag and a range: as an error of any other call, these are transient.
 class _OtherError(StoreUnavailableError):
     """The object has another etag."""
 
 
 class _ShortError(StoreUnavailableError):
-    """There are fewer bytes than were asked for."""
+    """There are fewer bytes than requested."""

@@ -1,4 +1,4 @@
-"""What of a service's error text people may see: its headline and its root cause, without any secret."""
+"""Redaction of a service's error text: its headline and its root cause, without secrets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Redactor:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """Give the shapes in which a secret may turn up: itself, as part of an address, and what is inside its JSON."""
+    """Yield the forms of a secret: plain, as part of an address, and the values inside its JSON."""
     if secret.lower() in {"", "true", "false"}:
         return
     yield from {secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1], json.dumps(secret)[1:-1]}

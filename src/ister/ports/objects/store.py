@@ -1,21 +1,25 @@
-"""What Ister asks of an object store: six calls on finished bytes, so that each of them can be made to fail.
+"""Object-store port: six calls on whole objects, so that tests can make each of them fail.
 
-Objects never change. There is no open writer, no append, no rename and no overwrite: an object is there whole, under a
-name that nobody had before, or it is not there.
+Objects are immutable. There is no open writer, no append, no rename and no overwrite: an object exists whole, under a new
+name, or not at all.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ister.core.errors import StoreRefusedError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from ister.core.columns import Frames
+    from ister.core.frames.columns import Frames
+
+KEY_BYTES_MAX = 1024
 
 
 class ObjectInfo(NamedTuple):
-    """What the store says of an object; `etag` is empty where the store has none."""
+    """Key, size and etag of an object; `etag` is empty if the store has none."""
 
     key: str
     size: int
@@ -31,16 +35,14 @@ class CloudStore(Protocol):
 
     @property
     def name(self) -> str:
-        """Where it is, for people: backend and root, no secrets."""
-        ...
+        """Backend and root, without secrets."""
 
     async def put_if_absent(self, key: str, data: Frames) -> ObjectInfo:
-        """Store finished bytes under a new name; returns once they are durable and verified.
+        """Store bytes under a new name; return once they are durable and verified.
 
         ObjectExistsError when there is an object of that name, whoever put it, perhaps an earlier attempt of this very
         call. PutUnknownError when it cannot be told whether the object is there; also cancelling leaves it unknown.
         """
-        ...
 
     async def make_durable(self, key: str, data: Frames) -> None:
         """Return once an object that was found, not put by us, survives power loss; `data` are the bytes it was seen to have.
@@ -48,7 +50,6 @@ class CloudStore(Protocol):
         Whoever put it may have died, or failed, before it was durable. Call it before anything relies on the object.
         A remote store shows only what it keeps, so there is nothing to do.
         """
-        ...
 
     async def read(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:
         """Return exactly the bytes [start, stop).
@@ -56,23 +57,51 @@ class CloudStore(Protocol):
         MissingObjectError when there is no such object; CorruptObjectError when it is shorter, or is not the one with
         this etag (where the store can tell).
         """
-        ...
 
     async def stat(self, key: str) -> ObjectInfo | None:
-        """Return what is known of an object, None when there is none."""
-        ...
+        """Return an object's size and etag, None if it does not exist."""
 
     def list(self, prefix: str, *, after: str = "") -> AsyncGenerator[ObjectInfo]:
-        """Give the objects whose keys begin with `prefix` and sort behind `after`, in order of their keys.
+        """Yield the objects whose keys begin with `prefix` and sort behind `after`, in key order.
 
         Close it (`aclosing`) when you stop early. Sizes are right; an etag may be empty although `stat` has one.
         """
-        ...
 
     async def delete(self, key: str) -> None:
-        """Take an object away; no error when there is none."""
-        ...
+        """Delete an object; no error if it does not exist."""
 
     async def close(self) -> None:
-        """Let go of connections."""
-        ...
+        """Close connections."""
+
+
+def check_key(store: str, key: str) -> str:
+    """Return the key, or raise StoreRefusedError without a request."""
+    reason = key_fault(key)
+    if reason:
+        raise StoreRefusedError(store, f"use the key {key[:80]!r}", reason)
+    return key
+
+
+def check_prefix(store: str, prefix: str) -> str:
+    """Return what keys may begin with, or raise StoreRefusedError; it may end within a name or behind a slash."""
+    reason = key_fault(prefix.removesuffix("/")) if prefix else ""
+    if reason:
+        raise StoreRefusedError(store, f"list {prefix[:80]!r}", reason)
+    return prefix
+
+
+def key_fault(key: str) -> str:
+    """Return why a key is invalid, empty if it is valid."""
+    if not key:
+        return "it is empty"
+    if len(key.encode(errors="replace")) > KEY_BYTES_MAX:
+        return f"it has more than {KEY_BYTES_MAX} bytes"
+    if not key.isprintable() or "\\" in key:
+        return "it has characters that not every store takes"
+    for part in key.split("/"):
+        if part in {"", ".", ".."}:
+            return "it has an empty part, '.' or '..' between its slashes"
+        # OpenDAL trims a key's ends, so such a key would be another object's.
+        if part != part.strip():
+            return "it has a part that begins or ends with a space"
+    return ""

@@ -1,0 +1,1 @@
+"""Building blocks on asyncio: watermarks, background threads, prefetching, periodic tasks."""

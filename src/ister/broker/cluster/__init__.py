@@ -1,0 +1,1 @@
+"""Several brokers: subscription leases, read-only brokers."""

@@ -1,0 +1,1 @@
+"""gRPC services: one handler module a service."""

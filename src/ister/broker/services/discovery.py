@@ -1,0 +1,66 @@
+"""danube.Discovery and danube.HealthCheck: topic lookup and health checks of clients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from danube.proto.DanubeApi_pb2 import (
+    DESCRIPTOR,
+    HealthCheckRequest,
+    HealthCheckResponse,
+    TopicLookupRequest,
+    TopicLookupResponse,
+    TopicPartitionsResponse,
+)
+
+from ister.broker.methods import build_service
+from ister.core.errors import InvalidRequestError
+from ister.core.names import TopicName
+
+if TYPE_CHECKING:
+    from ister.broker.topics.broker import Broker
+    from ister.transport.service import Service
+
+
+class Discovery:
+    """The handlers of danube.Discovery and danube.HealthCheck."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def services(self) -> tuple[Service, ...]:
+        """Describe both services."""
+        return tuple(build_service(DESCRIPTOR.services_by_name[name], self) for name in ("Discovery", "HealthCheck"))
+
+    async def topic_lookup(self, request: TopicLookupRequest) -> TopicLookupResponse:
+        """Return the address of this broker, which hosts every topic."""
+        self._broker.topics.find(request.topic)
+        broker = self._broker
+        connect_url = broker.settings.connect_url or broker.url
+        return TopicLookupResponse(
+            request_id=request.request_id,
+            response_type=TopicLookupResponse.LookupType.Connect,
+            connect_url=connect_url,
+            broker_url=broker.url,
+            proxy=connect_url != broker.url,
+        )
+
+    async def topic_partitions(self, request: TopicLookupRequest) -> TopicPartitionsResponse:
+        """Return a topic, or its partitions in order, or nothing."""
+        partitions = self._broker.topics.partitions(TopicName.parse(request.topic))
+        return TopicPartitionsResponse(request_id=request.request_id, partitions=partitions)
+
+    async def health_check(self, request: HealthCheckRequest) -> HealthCheckResponse:
+        """Return OK if a client is known; otherwise it has to register again."""
+        broker = self._broker
+        match request.client:
+            case HealthCheckRequest.ClientType.Producer:
+                known = (
+                    not broker.draining and not broker.factory.read_only and broker.topics.refresh_producer(request.id)
+                )
+            case HealthCheckRequest.ClientType.Consumer:
+                known = broker.subscriptions.refresh_consumer(request.id)
+            case other:
+                raise InvalidRequestError(f"client {other} is neither Producer (0) nor Consumer (1)")
+        status = HealthCheckResponse.ClientStatus.OK if known else HealthCheckResponse.ClientStatus.CLOSE
+        return HealthCheckResponse(status=status)

@@ -1,0 +1,1 @@
+"""`ister demo`: a broker that is killed, and every message checked."""

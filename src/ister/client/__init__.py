@@ -1,0 +1,1 @@
+"""Clients of a broker: channels, producing, the pipeline's storage service."""

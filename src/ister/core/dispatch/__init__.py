@@ -1,0 +1,1 @@
+"""Dispatch of a subscription: which consumer gets which message, and when again."""

@@ -1,0 +1,1 @@
+"""Frames: the unit of the log and of objects, encoded, decoded, scanned and recovered."""

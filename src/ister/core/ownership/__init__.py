@@ -1,0 +1,1 @@
+"""Ownership: who may serve a subscription, and while which lease holds."""

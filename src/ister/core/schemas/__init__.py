@@ -1,8 +1,0 @@
-"""What a schema is: six types, each parsed, compared and checked against payloads without any I/O.
-
-The names and values that everyone uses are here; `ister.core.schemas.schema` parses definitions, and costs more to import.
-"""
-
-from ister.core.schemas.kinds import Compatibility, SchemaType, TopicSchema, ValidationPolicy
-
-__all__ = ["Compatibility", "SchemaType", "TopicSchema", "ValidationPolicy"]

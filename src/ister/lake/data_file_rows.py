@@ -1,0 +1,146 @@
+"""Row ranges of one Parquet data file: columns by field id, page checksums verified.
+
+Row groups outside of the range are skipped. Batches have a few MiB at most, also of files that others wrote.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.types import IntegerType
+
+from ister.lake.columns import SCHEMA
+from ister.lake.deletes import FIELD_ID
+from ister.lake.files import is_local
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from pyiceberg.io import FileIO
+
+    from ister.core.table.data_files import DataFileEntry
+    from ister.lake.deletes import DeletedRows
+
+BATCH_BYTES = 4 << 20
+BATCH_ROWS = 1 << 16
+BATCH_ROWS_MIN = 64
+
+MESSAGE_FIELDS = {field.field_id: field.name for field in SCHEMA.fields if field.name != "publish_time"}
+"""The columns of a message; `publish_time` is derived from `publish_time_ms`, which is exact."""
+OFFSETS = {1: "topic_offset", 2: "partition"}
+"""The columns that identify a message."""
+OFFSET_ID, PARTITION_ID = 1, 2
+NARROW = frozenset(field.field_id for field in SCHEMA.fields if isinstance(field.field_type, IntegerType))
+"""Columns of 32 bits, which a user may have widened."""
+
+
+class RowRange(NamedTuple):
+    """The offsets [start, stop) of a partition."""
+
+    start: int
+    stop: int
+    partition: int
+
+
+def read_rows(
+    files: FileIO,
+    entry: DataFileEntry,
+    row_range: RowRange | None,
+    deleted: DeletedRows | None,
+    fields: dict[int, str] = MESSAGE_FIELDS,
+) -> Iterator[pa.RecordBatch]:
+    """Yield a row range of a file, None for all rows, in file order, with the columns of some fields.
+
+    OSError and pa.ArrowException when it cannot be read; ValueError when it lacks one of the columns.
+    """
+    with files.new_input(entry.path).open(seekable=True) as source:
+        file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=not is_local(entry.path))
+        columns = columns_of(file.schema_arrow, fields.keys(), deleted.equality_ids if deleted else set())
+        first_row = 0
+        for group in range(file.metadata.num_row_groups):
+            about = file.metadata.row_group(group)
+            if row_range is None or _may_hold(about, columns, row_range):
+                for rows in _read_group(file, group, first_row, columns, row_range, deleted):
+                    yield rows.select([str(field_id) for field_id in fields]).rename_columns(list(fields.values()))
+            first_row += about.num_rows
+
+
+def _read_group(
+    file: pq.ParquetFile,
+    group: int,
+    first_row: int,
+    columns: dict[int, str | None],
+    row_range: RowRange | None,
+    deleted: DeletedRows | None,
+) -> Iterator[pa.RecordBatch]:
+    rows_each, names = rows_a_batch(file.metadata.row_group(group)), [name for name in columns.values() if name]
+    for batch in file.iter_batches(batch_size=rows_each, row_groups=[group], columns=names):
+        by_id = by_field_id(batch, columns)
+        keep = None if row_range is None else _in_range(by_id, row_range)
+        if deleted is not None and (left := deleted.mask(first_row, by_id)) is not None:
+            keep = left if keep is None else keep & left
+        first_row += batch.num_rows
+        rows = by_id if keep is None else _filtered(by_id, keep)
+        if rows.num_rows:
+            yield rows
+
+
+def rows_a_batch(about: pq.RowGroupMetaData) -> int:
+    """Return the batch size for a row group, in rows, so that a batch has a few MiB."""
+    row_bytes: int = max(1, about.total_byte_size // max(1, about.num_rows))
+    return min(BATCH_ROWS, max(BATCH_ROWS_MIN, BATCH_BYTES // row_bytes))
+
+
+def columns_of(schema: pa.Schema, wanted: Collection[int], optional: Collection[int]) -> dict[int, str | None]:
+    """Return the column names of fields in this file, where they may differ from the table's.
+
+    An `optional` field that the file does not have is None.
+    """
+    names = {int(field.metadata[FIELD_ID]): field.name for field in schema if FIELD_ID in (field.metadata or {})}
+    missing = sorted(field_id for field_id in wanted if field_id not in names)
+    if missing:
+        raise ValueError(f"it has no column with field id {', '.join(map(str, missing))}")
+    return {field_id: names.get(field_id) for field_id in sorted({*wanted, *optional})}
+
+
+def by_field_id(batch: pa.RecordBatch, columns: dict[int, str | None]) -> pa.RecordBatch:
+    """Return the columns named by field id; one that the file does not have is all null."""
+    arrays = []
+    for field_id, name in columns.items():
+        array = pa.nulls(batch.num_rows) if name is None else batch.column(name)
+        arrays.append(array.cast(pa.int32()) if name is not None and field_id in NARROW else array)
+    return pa.RecordBatch.from_arrays(arrays, names=[str(field_id) for field_id in columns])
+
+
+def _may_hold(about: pq.RowGroupMetaData, columns: dict[int, str | None], row_range: RowRange) -> bool:
+    start, stop, partition = row_range
+    bounds = {columns[OFFSET_ID]: (start, stop - 1), columns[PARTITION_ID]: (partition, partition)}
+    for position in range(about.num_columns):
+        column = about.column(position)
+        wanted = bounds.get(column.path_in_schema)
+        if wanted is None or column.statistics is None or not column.statistics.has_min_max:
+            continue
+        if column.statistics.max < wanted[0] or column.statistics.min > wanted[1]:
+            return False
+    return True
+
+
+def _in_range(by_id: pa.RecordBatch, row_range: RowRange) -> np.ndarray | None:
+    """Return a mask of the rows in the range; None when all are."""
+    offsets = by_id.column(str(OFFSET_ID)).to_numpy(zero_copy_only=False)
+    partitions = by_id.column(str(PARTITION_ID)).to_numpy(zero_copy_only=False)
+    keep: np.ndarray = (offsets >= row_range.start) & (offsets < row_range.stop) & (partitions == row_range.partition)
+    return None if keep.all() else keep
+
+
+def _filtered(rows: pa.RecordBatch, keep: np.ndarray) -> pa.RecordBatch:
+    """Return the rows of a mask, without a copy if they are contiguous."""
+    at = np.flatnonzero(keep)
+    if not len(at):
+        return rows.slice(0, 0)
+    if at[-1] - at[0] + 1 == len(at):
+        return rows.slice(int(at[0]), len(at))
+    return rows.filter(pa.array(keep))

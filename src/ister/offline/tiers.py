@@ -1,0 +1,205 @@
+"""The tiers of a topic: what each holds, the upload lag, and offsets that no tier holds.
+
+Reads the log's files and the metadata, and the catalog if tables are read; it makes no request to the object store, so it
+works while that is down. `ister objects verify` reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ister.cloud.checkpoint import UploadCheckpoint
+from ister.core.errors import CorruptError, CorruptMetadataError, MissingSpanError
+from ister.core.names import TopicName
+from ister.core.tiers.selection import NOTHING, Span
+from ister.offline.topic import open_sources, view_topic
+from ister.ports.files.files import OsFiles
+
+if TYPE_CHECKING:
+    from ister.config import Config
+    from ister.core.frames.segment import Descriptor
+    from ister.offline.topic import Sources, TopicView
+    from ister.wal.read_only import LogView
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """One file of the log, and the offsets [start, stop) in it."""
+
+    name: str
+    start: int
+    stop: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogTier:
+    """What the log holds; `state` is ok, damaged, missing, or behind its objects."""
+
+    state: str
+    span: Span = NOTHING
+    files: tuple[LogFile, ...] = ()
+    synced: int = 0
+    torn_bytes: int = 0
+    append_time_us: int = 0
+
+    @property
+    def size(self) -> int:
+        """The size of the files."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(slots=True)
+class ObjectsTier:
+    """What objects hold, by their descriptors: contiguous ranges, oldest first."""
+
+    spans: list[Span] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+    append_time_us: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The end of the last described object."""
+        return self.spans[-1].stop if self.spans else 0
+
+    def add(self, descriptor: Descriptor, key: str, problems: list[CorruptError]) -> None:
+        """Add the next object; one that is not contiguous with the one before is a problem."""
+        if self.spans and descriptor.start == self.stop:
+            self.spans[-1] = Span(self.spans[-1].start, descriptor.stop)
+        else:
+            if self.spans and descriptor.start > self.stop:
+                problems.append(MissingSpanError(self.stop, descriptor.start, "no object describes them"))
+            elif self.spans:
+                problems.append(CorruptMetadataError(key, f"the object before it ends at offset {self.stop}"))
+            self.spans.append(Span(descriptor.start, descriptor.stop))
+        self.count += 1
+        self.size += descriptor.size
+        self.append_time_us = descriptor.append_time_us
+
+
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    """What the table holds; `problem` is why it cannot be read."""
+
+    name: str
+    span: Span = NOTHING
+    files: int = 0
+    size: int = 0
+    snapshot_id: int | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """The upload lag; bytes and time are None where they are unknown."""
+
+    messages: int
+    size: int | None
+    time_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TiersReport:
+    """One topic's tiers, and all problems found."""
+
+    topic: TopicName
+    generation: int
+    start: int
+    stop: int
+    log: LogTier
+    objects: ObjectsTier
+    lag: Lag
+    problems: list[CorruptError]
+    table: TableReport | None = None
+
+
+def report_tiers(config: Config, topic: str) -> TiersReport:
+    """Return the report of one topic."""
+    return asyncio.run(_report(config, TopicName.parse(topic)))
+
+
+async def _report(config: Config, topic: TopicName) -> TiersReport:
+    async with open_sources(config) as sources:
+        seen = await view_topic(sources, topic)
+        problems: list[CorruptError] = []
+        objects = await _objects(seen, problems)
+        if seen.problem is not None:
+            problems.append(seen.problem)
+        elif seen.log is not None and objects.spans and max(objects.stop, seen.upto) < seen.log.start_offset:
+            problems.append(MissingSpanError(objects.stop, seen.log.start_offset))
+        log = _log(seen)
+        lag = await _lag(sources, seen, objects)
+        return TiersReport(
+            topic, seen.generation, seen.start, seen.stop, log, objects, lag, problems, _table(sources, seen)
+        )
+
+
+def _table(sources: Sources, seen: TopicView) -> TableReport | None:
+    if sources.tables is None:
+        return None
+    if seen.table is None or seen.weight is None:
+        return TableReport(str(seen.topic), problem=str(seen.no_table))
+    return TableReport(
+        seen.weight.name, seen.table.span, seen.weight.files, seen.weight.size, seen.table.end.snapshot_id
+    )
+
+
+async def _objects(seen: TopicView, problems: list[CorruptError]) -> ObjectsTier:
+    """Add up the descriptors up to the end of the view; later ones belong to a later view."""
+    tier = ObjectsTier()
+    try:
+        async with aclosing(seen.catalog.all()) as descriptors:
+            async for descriptor in descriptors:
+                if descriptor.stop > seen.objects.stop:
+                    break
+                if descriptor.stop <= seen.catalog.begin:
+                    continue  # these are in the table
+                tier.add(descriptor, seen.catalog.object_key(descriptor), problems)
+    except CorruptMetadataError as error:
+        problems.append(error)
+    return tier
+
+
+def _log(seen: TopicView) -> LogTier:
+    if seen.problem is not None:
+        return LogTier("damaged")
+    if seen.log is not None:
+        return _log_tier("ok", seen.log)
+    return LogTier("missing") if seen.behind is None else _log_tier("behind", seen.behind)
+
+
+def _log_tier(state: str, view: LogView) -> LogTier:
+    ends = [segment.first for segment in view.segments[1:]] + [view.next_offset]
+    files = [
+        LogFile(segment.path.name, segment.first, stop, segment.size)
+        for segment, stop in zip(view.segments, ends, strict=False)
+    ]
+    tail = view.tail
+    return LogTier(
+        state,
+        Span(view.start_offset, view.next_offset),
+        tuple(files),
+        tail.synced_offset,
+        tail.torn_bytes,
+        tail.append_time_us,
+    )
+
+
+async def _lag(sources: Sources, seen: TopicView, objects: ObjectsTier) -> Lag:
+    view = seen.log
+    if view is None or view.next_offset <= objects.stop:
+        return Lag(0, 0, 0)
+    messages = view.next_offset - max(objects.stop, view.start_offset)
+    time_us = max(0, view.tail.append_time_us - objects.append_time_us) if objects.append_time_us else None
+    if not objects.stop:
+        return Lag(messages, view.size, time_us)
+    checkpoint = UploadCheckpoint(OsFiles(), sources.log_root.directory(seen.topic, seen.generation))
+    saved = await checkpoint.load()
+    if saved is None or saved.offset != objects.stop:
+        return Lag(messages, None, time_us)
+    size = sum(segment.size for segment in view.segments if segment.seq >= saved.place.seq)
+    return Lag(messages, max(0, size - saved.place.byte), time_us)

@@ -1,0 +1,1 @@
+"""A process assembled from a configuration."""

@@ -1,0 +1,8 @@
+"""What a schema is: six types, each parsed, compared and checked against payloads without any I/O.
+
+The names and values that everyone uses are here; `ister.schemas.schema` parses definitions, and costs more to import.
+"""
+
+from ister.schemas.kinds import Compatibility, SchemaType, TopicSchema, ValidationPolicy
+
+__all__ = ["Compatibility", "SchemaType", "TopicSchema", "ValidationPolicy"]

@@ -1,0 +1,1 @@
+"""Avro schemas: parsing, compatibility, payloads, columns."""

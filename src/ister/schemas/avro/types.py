@@ -1,0 +1,85 @@
+"""Avro types: a graph whose names are resolved, so that a record may refer to itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+INT_MAX: Final = (1 << 31) - 1
+LONG_MAX: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Primitive:
+    """A value of a basic type."""
+
+    kind: str
+    logical: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fixed:
+    """A number of bytes."""
+
+    name: str
+    aliases: frozenset[str]
+    size: int
+    logical: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Enum:
+    """One of some words."""
+
+    name: str
+    aliases: frozenset[str]
+    symbols: tuple[str, ...]
+    default: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Array:
+    """Any number of items."""
+
+    items: Type
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Map:
+    """Any number of values under names."""
+
+    values: Type
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Union:
+    """A value of one of some types."""
+
+    branches: tuple[Type, ...]
+
+    @property
+    def nullable(self) -> bool:
+        """Whether null is one of them."""
+        return any(isinstance(branch, Primitive) and branch.kind == "null" for branch in self.branches)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """A field of a record."""
+
+    name: str
+    aliases: tuple[str, ...]
+    type: Type
+    has_default: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """Fields in an order. The list is filled after the record is made: a field may lead back to it."""
+
+    name: str
+    aliases: frozenset[str]
+    fields: list[Field] = field(default_factory=list)
+
+
+Type: TypeAlias = Primitive | Fixed | Enum | Array | Map | Union | Record

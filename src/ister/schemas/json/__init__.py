@@ -1,0 +1,1 @@
+"""JSON Schemas: parsing, compatibility, payloads, columns."""

@@ -1,0 +1,1 @@
+"""Protobuf schemas: parsing, compatibility, payloads, columns."""

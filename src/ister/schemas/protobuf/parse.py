@@ -1,0 +1,410 @@
+"""Parser of .proto files: proto2 and proto3 text to the descriptor that protoc would make of it.
+
+A parser of our own, because none that could be used is at hand when the broker runs: protoc is a compiler for development,
+and the parser that can be had for Python takes seconds for a large file, in a recursion that nobody bounds. Ours takes
+one look at each of a bounded number of tokens, and leaves it to protobuf's own library to resolve and judge what was
+read. The tests hold it against protoc. Options are read over, but for `allow_alias`; extensions and services as well.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, OneofDescriptorProto
+
+DEPTH_MAX: Final = 32
+NUMBER_MAX: Final = (1 << 29) - 1
+ENUM_NUMBER_MAX: Final = (1 << 31) - 1
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|//[^\n]*|/\*.*?\*/)
+    |(?P<name>\.?[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)
+    |(?P<number>0[xX][0-9a-fA-F]+|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+    |(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+    |(?P<mark>[{}\[\]()<>=;,:+\-/.])""",
+    re.VERBOSE | re.DOTALL | re.ASCII,
+)
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_LABELS: Final = {
+    "optional": FieldDescriptorProto.LABEL_OPTIONAL,
+    "required": FieldDescriptorProto.LABEL_REQUIRED,
+    "repeated": FieldDescriptorProto.LABEL_REPEATED,
+}
+SCALARS: Final = {
+    name.removeprefix("TYPE_").lower(): number
+    for name, number in FieldDescriptorProto.Type.items()
+    if name not in {"TYPE_GROUP", "TYPE_MESSAGE", "TYPE_ENUM"}
+}
+
+
+class TextError(Exception):
+    """Text that is not a .proto file."""
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    line: int
+
+
+def parse_text(text: str, name: str) -> FileDescriptorProto:
+    """Read a .proto file, or raise TextError. What it imports is listed, not looked for."""
+    return _Parser(list(_tokens(text)), name).parse()
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    at, line = 0, 1
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise TextError(f"line {line} has {text[at : at + 20]!r}, which is nothing in Protobuf")
+        kind = match.lastgroup or "space"
+        if kind != "space":
+            yield _Token(kind, match.group(), line)
+        line += match.group().count("\n")
+        at = match.end()
+
+
+class _Parser:
+    """Reads tokens, one after the other."""
+
+    def __init__(self, tokens: list[_Token], name: str) -> None:
+        self._tokens = tokens
+        self._at = 0
+        self._file = FileDescriptorProto(name=name)
+        self._proto3 = False
+
+    def parse(self) -> FileDescriptorProto:
+        if self._take_word("syntax"):
+            self._expect("=")
+            syntax = self._string()
+            if syntax not in {"proto2", "proto3"}:
+                raise self._wrong(f"the syntax {syntax!r} is not known")
+            self._expect(";")
+            self._proto3 = syntax == "proto3"
+            if self._proto3:
+                self._file.syntax = syntax
+        elif self._take_word("edition"):
+            raise self._wrong("editions cannot be read as text; send a FileDescriptorSet")
+        while self._at < len(self._tokens):
+            self._statement()
+        return self._file
+
+    def _statement(self) -> None:
+        word = self._next().text
+        match word:
+            case ";":
+                pass
+            case "package":
+                self._file.package = self._qualified()
+                self._expect(";")
+            case "import":
+                _ = self._take_word("public") or self._take_word("weak")
+                self._file.dependency.append(self._string())
+                self._expect(";")
+            case "option":
+                self._option()
+            case "message":
+                self._message(self._file.message_type.add(), 1)
+            case "enum":
+                self._enum(self._file.enum_type.add())
+            case "service" | "extend":
+                self._qualified()
+                self._skip_block()
+            case _:
+                raise self._wrong(f"{word!r} begins nothing")
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _message(self, message: DescriptorProto, depth: int) -> None:
+        message.name = self._word()
+        self._message_body(message, depth)
+
+    def _message_body(self, message: DescriptorProto, depth: int) -> None:
+        if depth > DEPTH_MAX:
+            raise self._wrong(f"messages are nested deeper than {DEPTH_MAX} levels")
+        self._expect("{")
+        while not self._take("}"):
+            self._message_part(message, depth)
+        # Real oneofs come first, then one of its own for each field that proto3 calls optional.
+        for field in message.field:
+            if field.proto3_optional:
+                field.oneof_index = len(message.oneof_decl)
+                message.oneof_decl.add(name=f"_{field.name}")
+
+    def _message_part(self, message: DescriptorProto, depth: int) -> None:
+        token = self._peek()
+        after = self._tokens[self._at + 1].text if self._at + 1 < len(self._tokens) else ""
+        match token.text:
+            case ";":
+                self._next()
+            case "message" if _WORD.fullmatch(after):
+                self._next()
+                self._message(message.nested_type.add(), depth + 1)
+            case "enum" if _WORD.fullmatch(after):
+                self._next()
+                self._enum(message.enum_type.add())
+            case "option":
+                self._next()
+                self._option()
+            case "oneof" if _WORD.fullmatch(after):
+                self._next()
+                self._oneof(message, message.oneof_decl.add(), depth)
+            case "reserved":
+                self._next()
+                self._reserved(lambda start, stop: message.reserved_range.add(start=start, end=stop + 1), message)
+            case "extensions":
+                self._next()
+                self._ranges(lambda start, stop: message.extension_range.add(start=start, end=stop + 1), NUMBER_MAX)
+                self._options()
+                self._expect(";")
+            case "extend":
+                self._next()
+                self._qualified()
+                self._skip_block()
+            case "map" if after == "<":
+                self._next()
+                self._map(message)
+            case _:
+                self._labelled(message, depth)
+
+    def _labelled(self, message: DescriptorProto, depth: int) -> None:
+        label = _LABELS.get(self._peek().text)
+        if label is not None:
+            self._next()
+        elif not self._proto3:
+            raise self._wrong("in proto2 a field is required, optional or repeated")
+        if self._proto3 and label == FieldDescriptorProto.LABEL_REQUIRED:
+            raise self._wrong("in proto3 no field is required")
+        field = self._field(message, depth, label or FieldDescriptorProto.LABEL_OPTIONAL)
+        if self._proto3 and label == FieldDescriptorProto.LABEL_OPTIONAL:
+            field.proto3_optional = True
+
+    def _oneof(self, message: DescriptorProto, oneof: OneofDescriptorProto, depth: int) -> None:
+        oneof.name = self._word()
+        index = len(message.oneof_decl) - 1
+        self._expect("{")
+        while not self._take("}"):
+            if self._take(";"):
+                continue
+            if self._take_word("option"):
+                self._option()
+            else:
+                self._field(message, depth, FieldDescriptorProto.LABEL_OPTIONAL).oneof_index = index
+
+    def _field(
+        self, message: DescriptorProto, depth: int, label: FieldDescriptorProto.Label.ValueType
+    ) -> FieldDescriptorProto:
+        kind = self._qualified()
+        field = message.field.add(label=label)
+        if kind == "group" and self._peek(1).text == "=":
+            if self._proto3:
+                raise self._wrong("proto3 has no groups")
+            group = message.nested_type.add(name=self._word())
+            field.name, field.type_name = group.name.lower(), group.name
+            field.type = FieldDescriptorProto.TYPE_GROUP
+            self._expect("=")
+            field.number = self._field_number()
+            self._options()
+            self._message_body(group, depth + 1)
+            return field
+        self._set_type(field, kind)
+        field.name = self._word()
+        self._expect("=")
+        field.number = self._field_number()
+        self._options()
+        self._expect(";")
+        return field
+
+    def _map(self, message: DescriptorProto) -> None:
+        self._expect("<")
+        key = self._qualified()
+        if key not in SCALARS or key in {"float", "double", "bytes"}:
+            raise self._wrong(f"a map cannot have keys of type {key}")
+        self._expect(",")
+        value = self._qualified()
+        self._expect(">")
+        name = self._word()
+        entry = message.nested_type.add(name=f"{_camel(name)}Entry")
+        entry.options.map_entry = True
+        for number, (part, kind) in enumerate((("key", key), ("value", value)), start=1):
+            inner = entry.field.add(name=part, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
+            self._set_type(inner, kind)
+        self._expect("=")
+        message.field.add(
+            name=name,
+            number=self._field_number(),
+            label=FieldDescriptorProto.LABEL_REPEATED,
+            type=FieldDescriptorProto.TYPE_MESSAGE,
+            type_name=entry.name,
+        )
+        self._options()
+        self._expect(";")
+
+    def _set_type(self, field: FieldDescriptorProto, kind: str) -> None:
+        if kind in SCALARS:
+            field.type = SCALARS[kind]
+        else:
+            field.type_name = kind  # a message or an enum: the library finds out which
+
+    # --- enums --------------------------------------------------------------------------------------------------------
+
+    def _enum(self, enum: EnumDescriptorProto) -> None:
+        enum.name = self._word()
+        self._expect("{")
+        while not self._take("}"):
+            if self._take(";"):
+                continue
+            if self._peek(1).text != "=" and self._take_word("option"):
+                if self._option() == "allow_alias":
+                    enum.options.allow_alias = True
+            elif self._peek(1).text != "=" and self._take_word("reserved"):
+                self._reserved(lambda start, stop: enum.reserved_range.add(start=start, end=stop), enum)
+            else:
+                value = enum.value.add(name=self._word())
+                self._expect("=")
+                value.number = self._integer(-ENUM_NUMBER_MAX - 1, ENUM_NUMBER_MAX)
+                self._options()
+                self._expect(";")
+
+    # --- what messages and enums share --------------------------------------------------------------------------------
+
+    def _reserved(self, add: Callable[[int, int], object], owner: DescriptorProto | EnumDescriptorProto) -> None:
+        if self._peek().kind == "text":
+            owner.reserved_name.append(self._string())
+            while self._take(","):
+                owner.reserved_name.append(self._string())
+        else:
+            self._ranges(add, NUMBER_MAX if hasattr(owner, "field") else ENUM_NUMBER_MAX)
+        self._expect(";")
+
+    def _ranges(self, add: Callable[[int, int], object], most: int) -> None:
+        least = 1 if most == NUMBER_MAX else -most - 1
+        while True:
+            start = stop = self._integer(least, most)
+            if self._take_word("to"):
+                stop = most if self._take_word("max") else self._integer(start, most)
+            add(start, stop)
+            if not self._take(","):
+                return
+
+    def _option(self) -> str:
+        """Read over an option; returns its name when it is one that says `true`."""
+        name = self._option_name()
+        self._expect("=")
+        value = self._constant()
+        self._expect(";")
+        return name if value == "true" else ""
+
+    def _options(self) -> None:
+        if not self._take("["):
+            return
+        while True:
+            self._option_name()
+            self._expect("=")
+            self._constant()
+            if self._take("]"):
+                return
+            self._expect(",")
+
+    def _option_name(self) -> str:
+        name = ""
+        while self._peek().text != "=":
+            token = self._next()
+            if token.kind != "name" and token.text not in {"(", ")", "."}:
+                raise self._wrong(f"{token.text!r} cannot be in the name of an option")
+            name += token.text
+        return name
+
+    def _constant(self) -> str:
+        if self._peek().text == "{":
+            self._skip_block()
+            return ""
+        _ = self._take("-") or self._take("+")
+        token = self._next()
+        if token.kind == "mark":
+            raise self._wrong(f"{token.text!r} is no value")
+        while token.kind == "text" and self._at < len(self._tokens) and self._peek().kind == "text":
+            self._next()
+        return token.text
+
+    def _skip_block(self) -> None:
+        self._expect("{")
+        depth = 1
+        while depth:
+            text = self._next().text
+            depth += (text == "{") - (text == "}")
+
+    # --- tokens -------------------------------------------------------------------------------------------------------
+
+    def _peek(self, ahead: int = 0) -> _Token:
+        if self._at + ahead >= len(self._tokens):
+            raise TextError("the text ends too early")
+        return self._tokens[self._at + ahead]
+
+    def _next(self) -> _Token:
+        token = self._peek()
+        self._at += 1
+        return token
+
+    def _take(self, mark: str) -> bool:
+        if self._peek().text != mark:
+            return False
+        self._at += 1
+        return True
+
+    def _take_word(self, word: str) -> bool:
+        return self._at < len(self._tokens) and self._take(word)
+
+    def _expect(self, mark: str) -> None:
+        if not self._take(mark):
+            raise self._wrong(f"{mark!r} is missing before {self._peek().text[:40]!r}", behind=False)
+
+    def _word(self) -> str:
+        token = self._next()
+        if _WORD.fullmatch(token.text) is None:
+            raise self._wrong(f"{token.text[:40]!r} is no name")
+        return token.text
+
+    def _qualified(self) -> str:
+        token = self._next()
+        if token.kind != "name":
+            raise self._wrong(f"{token.text[:40]!r} is no name")
+        return token.text
+
+    def _string(self) -> str:
+        token = self._next()
+        if token.kind != "text":
+            raise self._wrong(f"{token.text[:40]!r} should be a text in quotes")
+        return token.text[1:-1]
+
+    def _field_number(self) -> int:
+        return self._integer(1, NUMBER_MAX)
+
+    def _integer(self, least: int, most: int) -> int:
+        negative = self._take("-")
+        token = self._next()
+        try:
+            octal = len(token.text) > 1 and token.text.startswith("0") and token.text.isdigit()
+            number = int(token.text, 8 if octal else 0)
+        except ValueError:
+            raise self._wrong(f"{token.text[:40]!r} is no integer") from None
+        number = -number if negative else number
+        if not least <= number <= most:
+            raise self._wrong(f"the number {number if abs(number) < 1 << 64 else '…'} is not from {least} to {most}")
+        return number
+
+    def _wrong(self, reason: str, *, behind: bool = True) -> TextError:
+        token = self._tokens[max(0, min(self._at - behind, len(self._tokens) - 1))]
+        return TextError(f"line {token.line}: {reason}")
+
+
+def _camel(name: str) -> str:
+    """Return a map's name as its entries are called: `by_key` becomes `ByKey`."""
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))

@@ -1,0 +1,1 @@
+"""Cursors of subscriptions: in a file or in metadata."""

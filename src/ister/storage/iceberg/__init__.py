@@ -1,0 +1,1 @@
+"""IcebergStorage: many topics on log and table."""

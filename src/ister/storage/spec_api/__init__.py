@@ -1,0 +1,1 @@
+"""Storage interfaces of the specification that the broker does not use."""
