@@ -38,7 +38,7 @@ from cloud_setup import (
 from figures import Figures, show
 from ister.core.frames.warm import warm
 from ister.core.offsets import StartPosition
-from ister.core.tiers.selection import Span
+from ister.core.tiers.selection import OffsetRange
 from ister.storage.tiered_reader import ObjectTier
 from ister.storage.wal_storage import WalStorage
 from ister.wal import Wal
@@ -175,7 +175,7 @@ async def read_rounds(wal: Wal, scratch: Path, figures: Figures) -> None:
     stop = wal.next_offset
     async with objects_of(wal, scratch / "read") as objects:
         await objects.uploader.drain()
-        storage = WalStorage.from_wal(wal, ObjectTier(objects.reader, objects.uploader, Span(0, 0)))
+        storage = WalStorage.from_wal(wal, ObjectTier(objects.reader, objects.uploader, OffsetRange(0, 0)))
         start = await storage.prune(stop // 2)
         assert 0 < start < stop, "the log has one half, objects have both"
         for number in range(ROUNDS):

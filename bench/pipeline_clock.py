@@ -1,6 +1,6 @@
 """A clock that only moves when it is told, for tables whose hour is over in minutes.
 
-Our commits ask it (`Lake(now_ms=...)`), and so does maintenance (`Upkeep(now_ms=...)`). Iceberg's procedures run in Java, whose
+Our commits ask it (`LakeCatalog(now_ms=...)`), and so does maintenance (`Upkeep(now_ms=...)`). Iceberg's procedures run in Java, whose
 clock nobody can inject: what it has stamped is stamped again, by this clock, before the next commit. So the virtual hour
 must lie in the past: Java refuses to go on from a snapshot of the future.
 """

@@ -15,7 +15,7 @@ from broker_process import BrokerProcess
 from ister.client.storage import BrokerClient
 from ister.config import load
 from ister.config.catalog import catalog_properties
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.snapshot import wall_ms
 from ister.pipeline.plan import Choice
 from ister.pipeline.task import Reach
@@ -47,15 +47,20 @@ def seeded_broker(directory: Path, topics: dict[str, int], size: int) -> Iterato
         yield broker
 
 
-def lake_in(directory: Path, now_ms: Callable[[], int] = wall_ms) -> Lake:
+def lake_in(directory: Path, now_ms: Callable[[], int] = wall_ms) -> LakeCatalog:
     """Open a lake of its own."""
     directory.mkdir(parents=True, exist_ok=True)
-    return Lake.open(*catalog_properties(load(None, directory).config), now_ms=now_ms)
+    return LakeCatalog.open(*catalog_properties(load(None, directory).config), now_ms=now_ms)
 
 
 @contextmanager
 def writer_on(
-    spark, broker: BrokerProcess, lake: Lake, *, only: tuple[str, ...] = (), kind: type[TopicWriter] = TopicWriter
+    spark,
+    broker: BrokerProcess,
+    lake: LakeCatalog,
+    *,
+    only: tuple[str, ...] = (),
+    kind: type[TopicWriter] = TopicWriter,
 ) -> Iterator[tuple[TopicWriter, BrokerClient]]:
     """Give a writer that has registered."""
     client = BrokerClient(broker.target, TOKEN)

@@ -12,7 +12,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from ister.core.frames.columns import SCHEMA, batch_of
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.columns import table_rows
 from ister.lake.parquet import write_files
 from ister.lake.topic_reader import TopicReader
@@ -76,9 +76,11 @@ async def batches_of(directory: Path, count: int, rows_each: int) -> AsyncIterat
     await wal.close()
 
 
-def lake_in(directory: Path) -> Lake:
+def lake_in(directory: Path) -> LakeCatalog:
     directory.mkdir(parents=True, exist_ok=True)
-    return Lake(SqlCatalog("ister", uri=f"sqlite:///{directory}/catalog.db", warehouse=f"file://{directory}/warehouse"))
+    return LakeCatalog(
+        SqlCatalog("ister", uri=f"sqlite:///{directory}/catalog.db", warehouse=f"file://{directory}/warehouse")
+    )
 
 
 async def fill_table(directory: Path, log: Path, *, files: int, rows_each: int, files_a_commit: int = 1) -> None:

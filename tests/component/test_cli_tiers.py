@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from ister.cli.commands.tiers import bar
-from ister.core.tiers.selection import Span
+from ister.core.tiers.selection import OffsetRange
 from parts.data_dir import NAME, TOPIC, broker, fill, flip, log_files, make, messages, metadata_of, object_files, run
 
 
@@ -76,21 +76,21 @@ def test_people_get_two_bars_over_the_same_offsets(tmp_path, monkeypatch):
     ("spans", "drawn"),
     [
         ([], "····"),
-        ([Span(0, 40)], "████"),
-        ([Span(0, 15)], "█▌··"),
-        ([Span(25, 40)], "··▐█"),
-        ([Span(0, 10), Span(30, 40)], "█··█"),
-        ([Span(12, 13)], "·▌··"),
+        ([OffsetRange(0, 40)], "████"),
+        ([OffsetRange(0, 15)], "█▌··"),
+        ([OffsetRange(25, 40)], "··▐█"),
+        ([OffsetRange(0, 10), OffsetRange(30, 40)], "█··█"),
+        ([OffsetRange(12, 13)], "·▌··"),
     ],
 )
 def test_a_bar_shows_what_is_held_wholly_and_in_part(monkeypatch, spans, drawn):
     monkeypatch.setattr("ister.cli.commands.tiers._draws", lambda: True)
-    assert bar(spans, Span(0, 40), 4) == drawn
+    assert bar(spans, OffsetRange(0, 40), 4) == drawn
 
 
 def test_a_terminal_without_blocks_gets_plain_characters(monkeypatch):
     monkeypatch.setattr("ister.cli.commands.tiers._draws", lambda: False)
-    assert bar([Span(0, 15)], Span(0, 40), 4) == "#+.."
+    assert bar([OffsetRange(0, 15)], OffsetRange(0, 40), 4) == "#+.."
 
 
 def test_an_empty_topic_has_empty_bars(tmp_path):
@@ -98,7 +98,7 @@ def test_an_empty_topic_has_empty_bars(tmp_path):
     result = tiers(data)
     assert result.exit_code == 0
     assert "nothing waits" in result.stdout
-    assert bar([], Span(0, 0), 4).strip("·.") == ""
+    assert bar([], OffsetRange(0, 0), 4).strip("·.") == ""
 
 
 def test_a_topic_that_was_never_uploaded_waits_whole(tmp_path):

@@ -18,7 +18,7 @@ from ister.config import load
 from ister.config.catalog import catalog_properties
 from ister.core.message import StreamMessage
 from ister.core.names import TopicName
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from parts.local_pipeline import LakeTables, LocalPipeline
 
 TOPIC = "kill"
@@ -31,7 +31,7 @@ ACK_EVERY = (1, 50)
 
 
 def open_storage(directory: Path):
-    lake = Lake.open(*catalog_properties(load(None, directory).config))
+    lake = LakeCatalog.open(*catalog_properties(load(None, directory).config))
     pipeline = LocalPipeline(LakeTables(lake))
     return IcebergStorage(data_dir=directory, pipeline=pipeline), pipeline, lake
 

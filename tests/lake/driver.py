@@ -20,7 +20,7 @@ from ister.config import load
 from ister.config.catalog import catalog_properties
 from ister.core.errors import BusyError, FencedError, IsterError
 from ister.core.names import TopicName
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.table import LakeTable
 from ister.pipeline import job as writing
 from ister.pipeline.plan import Choice
@@ -128,7 +128,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.spark = NoSpark()
-        self.lake = Lake.open(*catalog_properties(CONFIG))
+        self.lake = LakeCatalog.open(*catalog_properties(CONFIG))
         self.client: Client | None = None
         self.writer: TopicWriter | None = None
 

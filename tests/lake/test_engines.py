@@ -7,7 +7,7 @@ import pytest
 
 from ister.core.names import TopicName
 from ister.core.table.maintenance import Procedure
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.columns import arrow_of, table_rows
 from ister.lake.parquet import write_files
 from ister.pipeline.maintenance import Upkeep
@@ -39,7 +39,7 @@ def hostile_messages():
 
 @pytest.fixture
 def table(catalog):
-    made = Lake(catalog).table(TopicName.parse(new_topic("engines")), 1)
+    made = LakeCatalog(catalog).table(TopicName.parse(new_topic("engines")), 1)
     made.claim(1)
     rows = table_rows(hostile_messages(), 0)
     for start in range(0, ROWS, 20):

@@ -12,7 +12,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.types import NestedField, StringType
 from sqlalchemy import event
 
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.files import SyncedFileIO, is_local, of_files, open_io
 from ister.lake.snapshot import GRACE_MS, SNAPSHOTS_MAX, wall_ms
 from ister.lake.table import LakeTable
@@ -120,7 +120,7 @@ def test_a_snapshot_that_a_tag_or_a_branch_names_is_never_expired_nor_its_manife
 
 def test_snapshots_are_stamped_by_the_clock_that_the_lake_was_given(tmp_path, lake):
     clock = Clock()
-    given = Lake(sql_catalog(tmp_path), now_ms=clock)
+    given = LakeCatalog(sql_catalog(tmp_path), now_ms=clock)
     began = clock.now = wall_ms() + GRACE_MS  # later than the library says that the table was made
     table = given.table(TOPIC, 1)
     table.claim(1)
@@ -148,7 +148,7 @@ def assert_in_time(table):
 def test_a_clock_that_is_set_back_leaves_a_table_whose_logs_are_in_order(tmp_path):
     clock = Clock()
     clock.now = wall_ms() + 2 * GRACE_MS
-    lake = Lake(sql_catalog(tmp_path), now_ms=clock)
+    lake = LakeCatalog(sql_catalog(tmp_path), now_ms=clock)
     table = lake.table(TOPIC, 1)
     table.claim(1)
     for step_ms in (1000, -GRACE_MS, 1000, 0, -GRACE_MS, GRACE_MS, 2 * GRACE_MS):
@@ -161,7 +161,7 @@ def test_a_clock_that_is_set_back_leaves_a_table_whose_logs_are_in_order(tmp_pat
 
 
 def test_a_change_of_columns_while_the_clock_is_behind_leaves_a_table_whose_logs_are_in_order(tmp_path):
-    lake = Lake(sql_catalog(tmp_path), now_ms=lambda: wall_ms() + GRACE_MS)
+    lake = LakeCatalog(sql_catalog(tmp_path), now_ms=lambda: wall_ms() + GRACE_MS)
     table = lake.table(TOPIC, 1)
     table.claim(1)  # stamped an hour ahead of the clock of the library, which is that of the machine
     table.change_columns([(("extra",), NestedField(100, "extra", StringType()), True)])
@@ -177,7 +177,7 @@ def test_a_change_of_columns_while_the_clock_is_behind_leaves_a_table_whose_logs
 def test_what_a_rewrite_replaced_is_kept_for_an_hour_of_the_given_clock(tmp_path):
     clock = Clock()
     clock.now = wall_ms()
-    lake = Lake(sql_catalog(tmp_path), now_ms=clock)
+    lake = LakeCatalog(sql_catalog(tmp_path), now_ms=clock)
     table = lake.table(TOPIC, 1)
     table.claim(1)
     append(table, 2)
@@ -201,7 +201,7 @@ def test_what_a_rewrite_replaced_is_kept_for_an_hour_of_the_given_clock(tmp_path
 def test_what_a_rewrite_replaced_is_kept_for_the_grace_that_the_lake_was_given(tmp_path, hours):
     clock, lingering = Clock(), Clock()
     clock.now = wall_ms()
-    lake = Lake(sql_catalog(tmp_path), now_ms=clock, grace_ms=hours * GRACE_MS)
+    lake = LakeCatalog(sql_catalog(tmp_path), now_ms=clock, grace_ms=hours * GRACE_MS)
     table = lake.table(TOPIC, 1)
     table._now = lingering
     table.claim(1)

@@ -15,7 +15,7 @@ from ister.config import load
 from ister.config.catalog import catalog_properties
 from ister.config.lake_models import Maintenance
 from ister.core.table.maintenance import Procedure
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.columns import table_rows
 from ister.lake.errors import OutsideWarehouseError
 from ister.lake.files import open_io
@@ -33,7 +33,7 @@ ROWS = 30
 
 @contextmanager
 def lake_in(home):
-    found = Lake.open(*catalog_properties(load(None, home, {}).config))
+    found = LakeCatalog.open(*catalog_properties(load(None, home, {}).config))
     try:
         yield found
     finally:

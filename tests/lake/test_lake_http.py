@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from ister.core.table.commit import LANDED
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from parts.lake import TOPIC, append, assert_exact
 from services.fault_proxy import FaultProxy
 from services.moto import serve_moto
@@ -79,7 +79,7 @@ def test_f30_an_answer_that_is_lost_over_http_makes_no_second_commit(moto, fates
             "s3.endpoint": moto.endpoint,
             **{f"{part}.{key}": value for part in ("glue", "s3") for key, value in keys.items()},
         }
-        lake = Lake.open("ister", properties)
+        lake = LakeCatalog.open("ister", properties)
         table = lake.table(TOPIC, next(generations))  # moto's Glue is one for all
         table.claim(1)
         commits = count(3, 20)

@@ -8,7 +8,7 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 
 from ister.lake import repair
-from ister.lake.catalog import CachingSqlCatalog, Lake
+from ister.lake.catalog import CachingSqlCatalog, LakeCatalog
 from ister.lake.errors import CommitConflictError, CommitUnknownError, LakeUnavailableError
 from ister.lake.repair import Cut, Offsets, examine, mend
 from ister.lake.snapshot import wall_ms
@@ -296,7 +296,7 @@ def test_a_mend_that_did_not_land_and_was_not_answered_is_unknown(lake, table):
 
 
 def test_a_mend_is_stamped_behind_what_came_before_it(tmp_path):
-    lake = Lake(lake_of(tmp_path).catalog, now_ms=lambda: wall_ms() + 3_600_000)
+    lake = LakeCatalog(lake_of(tmp_path).catalog, now_ms=lambda: wall_ms() + 3_600_000)
     table = lake.table(TOPIC, 1)
     table.claim(1)
     append(table, 10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.errors import CommitRefusedError
 from parts.lake import TOPIC, append, assert_exact
 from services.moto import shared_moto
@@ -30,7 +30,7 @@ def properties(kind, directory):
 @pytest.mark.parametrize("kind", ["sql", "glue"])
 def test_a_table_in_s3_is_made_claimed_and_committed_to_exactly_once(kind, tmp_path):
     settings = properties(kind, tmp_path)
-    first, second = Lake.open(f"ister_{kind}", settings), Lake.open(f"ister_{kind}", settings)
+    first, second = LakeCatalog.open(f"ister_{kind}", settings), LakeCatalog.open(f"ister_{kind}", settings)
     old = first.table(TOPIC, 1)
     assert old.location == f"{settings['warehouse']}/default/orders"
     assert "py-io-impl" not in old.io_properties

@@ -12,7 +12,7 @@ from ister.core.errors import CorruptError
 from ister.core.names import TopicName
 from ister.core.table.commit import LANDED
 from ister.core.table.names import GENERATION, UPTO, with_hash
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.columns import table_rows
 from ister.lake.errors import CommitMisplacedError, LakeUnavailableError, TableMovedError
 from parts.lake import TOPIC, append, assert_exact, held_rows, lake_of, messages, sql_catalog, write
@@ -222,7 +222,7 @@ def test_rows_that_a_user_deletes_or_rewrites_stop_nothing(owned):
 
 def test_a_catalog_that_cannot_be_opened_is_said_so():
     with pytest.raises(LakeUnavailableError, match="could not open the catalog"):
-        Lake.open("ister", {"type": "nothing"})
+        LakeCatalog.open("ister", {"type": "nothing"})
 
 
 def test_only_what_comes_next_is_taken_and_what_is_there_has_landed(owned):

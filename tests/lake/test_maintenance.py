@@ -23,7 +23,7 @@ from ister.config.lake_models import Maintenance
 from ister.core.errors import BusyError, NotFoundError
 from ister.core.names import TopicName
 from ister.core.table.maintenance import Procedure, spelling
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.pipeline import maintenance
 from ister.pipeline.maintenance import (
     MaintenanceConflictError,
@@ -503,7 +503,7 @@ def test_orphans_wait_an_hour_after_a_start_and_then_a_day(spark, catalog, make,
 
 def test_spark_reads_a_table_though_the_clock_was_set_back(spark, catalog, clock, upkeep):
     """Java refuses a table whose logs are out of order by more than a minute, and to make such a one."""
-    lake = Lake(catalog, now_ms=clock)
+    lake = LakeCatalog(catalog, now_ms=clock)
     table = lake.table(TopicName.parse(f"/default/clock{next(names)}"), 1)
     clock.ahead_ms = HOUR_MS
     table.claim(1)

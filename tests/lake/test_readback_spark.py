@@ -15,7 +15,7 @@ from ister.core.frames.frame import encode_message
 from ister.core.names import TopicName
 from ister.core.table.maintenance import spelling
 from ister.lake import data_file_rows
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.columns import table_rows
 from ister.lake.errors import CorruptRowsError, MissingRowsError, TableMovedError
 from ister.lake.evolve import evolve
@@ -39,7 +39,7 @@ REWRITES = {
 }
 
 
-class SharedLake(Lake):
+class SharedLake(LakeCatalog):
     """The lake of all tests, which no reader of one test closes."""
 
     def close(self):

@@ -12,7 +12,7 @@ from ister.config.lake_models import Maintenance
 from ister.core.names import TopicName
 from ister.core.table.maintenance import Procedure
 from ister.lake import snapshot
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.pipeline.maintenance import MaintenanceConflictError, Result, Schedule, Upkeep, state_of
 from parts.lake import TOPIC, append, assert_exact, lake_of
 
@@ -100,7 +100,7 @@ def test_rounds_come_each_interval_until_it_stops(spark, lake):
 
 
 def test_a_real_round_compacts_a_table_that_is_committed_to(spark, catalog):
-    lake = Lake(catalog)
+    lake = LakeCatalog(catalog)
     table = lake.table(TopicName.parse("/default/scheduled"), 1)
     table.claim(1)
     for _ in range(6):

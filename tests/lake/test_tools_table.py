@@ -17,7 +17,7 @@ from ister.core.frames.frame import encode_message
 from ister.core.message import StreamMessage
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.columns import table_rows
 from ister.lake.parquet import write_files
 from ister.runtime.compose import open_metadata, open_store, open_tables, topics_config
@@ -51,7 +51,7 @@ async def _fill(config):
     await storage.flush()
     reader = await storage.create_reader(StartPosition.offset(0))
     messages = (await reader.read())[:20]
-    lake = Lake.open(*catalog_properties(config))
+    lake = LakeCatalog.open(*catalog_properties(config))
     table = lake.table(TOPIC, 1)
     table.claim(1)
     frames = b"".join(encode_message(message, message.offset, message.append_time_us) for message in messages)

@@ -19,7 +19,7 @@ from ister.core.frames.columns import decode_batch
 from ister.core.frames.frame import encode_message
 from ister.core.message import StreamMessage
 from ister.core.names import TopicName
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.columns import table_rows
 from ister.lake.evolve import evolve
 from ister.lake.parquet import write_files
@@ -39,7 +39,7 @@ STEP_US = 7_200_000_000
 """Twelve messages a day."""
 
 
-class SharedLake(Lake):
+class SharedLake(LakeCatalog):
     """The lake of all tests, which no reader of one test closes."""
 
     def close(self):

@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 from ister.broker.registry.store import NewSchema
-from ister.broker.services.broker_admin import AdminBrokers
-from ister.broker.services.ister_admin import V1Admin
-from ister.broker.services.ister_storage import V1Storage
-from ister.broker.services.namespace_admin import AdminNamespaces
+from ister.broker.services.broker_admin import BrokerAdmin
+from ister.broker.services.ister_admin import IsterAdmin
+from ister.broker.services.ister_storage import IsterStorage
+from ister.broker.services.namespace_admin import NamespaceAdmin
 from ister.broker.services.storage import StorageService
-from ister.broker.services.topic_admin import AdminTopics
+from ister.broker.services.topic_admin import TopicAdmin
 from ister.broker.status import status_of
 from ister.cloud import UploadOptions
 from ister.core.errors import IsterError
@@ -31,12 +31,12 @@ class Asker:
         self.client = client
         self.broker = client.broker
         handlers = (
-            AdminTopics(self.broker),
-            AdminNamespaces(self.broker),
-            AdminBrokers(self.broker),
+            TopicAdmin(self.broker),
+            NamespaceAdmin(self.broker),
+            BrokerAdmin(self.broker),
             StorageService(self.broker),
-            V1Admin(self.broker),
-            V1Storage(self.broker, token=token),
+            IsterAdmin(self.broker),
+            IsterStorage(self.broker, token=token),
         )
         self.services = [service for handler in handlers for service in handler.services()]
 

@@ -15,9 +15,9 @@ from danube.proto.DanubeApi_pb2 import (
 
 from ister.broker.registry.store import SchemaStore
 from ister.broker.registry.validation import Validation
-from ister.broker.services.consumer import Consuming
+from ister.broker.services.consumer import ConsumerService
 from ister.broker.services.discovery import Discovery
-from ister.broker.services.producer import Producing
+from ister.broker.services.producer import ProducerService
 from ister.broker.settings import BrokerSettings
 from ister.broker.topics.broker import Broker
 from ister.broker.topics.records import Records
@@ -79,8 +79,8 @@ class Client:
 
     def __init__(self, broker):
         self.broker = broker
-        self.producing = Producing(broker, Validation(broker.schemas))
-        self.consuming = Consuming(broker)
+        self.producing = ProducerService(broker, Validation(broker.schemas))
+        self.consuming = ConsumerService(broker)
         self.discovery = Discovery(broker)
         self.requests = 0
 

@@ -12,7 +12,7 @@ from ister.cloud.checkpoint import UploadCheckpoint
 from ister.core.message import StreamMessage
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
-from ister.core.tiers.selection import Span
+from ister.core.tiers.selection import OffsetRange
 from ister.ports.files.files import OsFiles
 from ister.ports.metadata import MemoryMetadata
 from ister.ports.objects import FsStore
@@ -308,7 +308,7 @@ async def open_parts(directory, *, store=None, metadata=None, clock=None, files=
     checkpoint = UploadCheckpoint(files, directory / "log")
     uploader = Uploader(log, store, catalog, checkpoint, options, epoch=1, jitter=lambda: 0.0)
     first, last = await catalog.first(), await catalog.last()
-    known = Span(first.start, last.stop) if first and last else Span(0, 0)
+    known = OffsetRange(first.start, last.stop) if first and last else OffsetRange(0, 0)
     storage = WalStorage.from_wal(log, ObjectTier(CloudReader(store, catalog), uploader, known, timeout_s))
     return Parts(directory, store, metadata, log, catalog, uploader, storage, clock)
 

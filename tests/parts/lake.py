@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ister.core.frames.columns import SCHEMA
 from ister.core.names import TopicName
-from ister.lake.catalog import CachingSqlCatalog, Lake
+from ister.lake.catalog import CachingSqlCatalog, LakeCatalog
 from ister.lake.columns import table_rows
 from ister.lake.parquet import Written, write_files
 
@@ -42,7 +42,7 @@ def sql_catalog(directory: Path, kind=CachingSqlCatalog):
 
 
 def lake_of(directory: Path, kind=CachingSqlCatalog):
-    return Lake(sql_catalog(directory, kind))
+    return LakeCatalog(sql_catalog(directory, kind))
 
 
 def write(table, start, stop, *, partition=0, us=NOW_US):

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from interop.broker import Broker
 from ister.client.storage import BrokerClient
 from ister.core.names import TopicName
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.pipeline.plan import Choice
 from ister.pipeline.task import Reach
 from ister.pipeline.topic_writer import TopicWriter, WriterSettings
@@ -52,7 +52,7 @@ class Pipeline:
 
     def __init__(self, spark, broker, catalog, topics, *, token=TOKEN, now=None, **settings):
         self.client = BrokerClient(broker.target, token)
-        self.lake = Lake(catalog)
+        self.lake = LakeCatalog(catalog)
         self.writer = TopicWriter(
             spark,
             self.client,
@@ -76,7 +76,7 @@ class Pipeline:
 
 
 def table_of(catalog, topic, generation=1):
-    return Lake(catalog).table(TopicName.parse(topic), generation)
+    return LakeCatalog(catalog).table(TopicName.parse(topic), generation)
 
 
 def rows_of(catalog, topic, generation=1):

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from contextlib import contextmanager
 
-from ister.broker.services.ister_storage import V1Storage
+from ister.broker.services.ister_storage import IsterStorage
 from ister.broker.status import status_of
 from ister.core.names import TopicName
 from ister.pipeline.source.options import WriteOptions
@@ -43,7 +43,11 @@ def serving(directory, port=0, **settings):
         nonlocal ended
         ended = asyncio.Event()
         async with BrokerWorld(directory).broker(**settings) as client:
-            services = [client.producing.service(), *client.discovery.services(), *V1Storage(client.broker).services()]
+            services = [
+                client.producing.service(),
+                *client.discovery.services(),
+                *IsterStorage(client.broker).services(),
+            ]
             server = await serve(services, host="127.0.0.1", port=port, describe_error=status_of, **LIMITS)
             found.append(Served(asyncio.get_running_loop(), client, server.port))
             ready.set()

@@ -13,7 +13,7 @@ from interop.broker import ISTER, Broker
 from ister.config import load
 from ister.config.catalog import catalog_properties
 from ister.core.names import TopicName
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.errors import CommitRefusedError
 from services.minio import PASSWORD, USER
 
@@ -85,9 +85,9 @@ def test_two_owners_at_a_rest_catalog_are_told_apart(minio, iceberg_rest, tmp_pa
     path.write_text(yaml.safe_dump(configuration(minio, iceberg_rest)))
     name, properties = catalog_properties(load(path, tmp_path, os.environ).config)
     topic = TopicName.parse("/default/fenced")
-    old = Lake.open(name, properties).table(topic, 1)
+    old = LakeCatalog.open(name, properties).table(topic, 1)
     old.claim(1)
-    new = Lake.open(name, properties).table(topic, 1)
+    new = LakeCatalog.open(name, properties).table(topic, 1)
     new.claim(2)
     with pytest.raises(CommitRefusedError, match="epoch"):
         old.commit_add_files([], {})

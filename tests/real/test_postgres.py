@@ -13,7 +13,7 @@ from interop.broker import Broker
 from ister.config import load
 from ister.config.catalog import catalog_properties
 from ister.core.names import TopicName
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.errors import CommitRefusedError
 from real.test_iceberg_rest import ister
 from services.postgres import PASSWORD, USER
@@ -36,7 +36,7 @@ def settings(postgres, tmp_path):
 
 
 def lake_of(path, directory):
-    return Lake.open(*catalog_properties(load(path, directory, os.environ).config))
+    return LakeCatalog.open(*catalog_properties(load(path, directory, os.environ).config))
 
 
 def test_a_topic_goes_to_a_postgresql_catalog_is_maintained_and_counted_by_sql(postgres, settings, tmp_path):

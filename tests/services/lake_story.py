@@ -15,7 +15,7 @@ from ister.config import load
 from ister.config.catalog import catalog_properties
 from ister.config.environment import SECRETS_VARIABLE
 from ister.core.names import TopicName
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.errors import CommitRefusedError
 from ister.lake.files import of_files, open_io
 from ister.lake.topic_table import TableReads
@@ -53,7 +53,7 @@ class Story:
         self._runs = 0
 
     def lake(self):
-        return Lake.open(*catalog_properties(self.config))
+        return LakeCatalog.open(*catalog_properties(self.config))
 
     def ister(self, *words, code=WITHOUT_JAVA):
         """Run a command in a data directory that knows nothing yet, and return what it says."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from ister.core.table.data_files import NO_TABLE, Place, TableEnd
+from ister.core.table.data_files import NO_TABLE, RowLocation, TableEnd
 from ister.lake.errors import LakeUnavailableError, MissingRowsError, TableMovedError
 from sim.cloud_machine import Network
 
@@ -63,8 +63,8 @@ class SimTable:
         await self.network.answer(self._down("look at"))
         self.proved.append((start, stop))
 
-    def place(self, offset: int) -> Place | None:
-        return Place(self.snapshots, "rows") if offset < len(self.rows) else None
+    def place(self, offset: int) -> RowLocation | None:
+        return RowLocation(self.snapshots, "rows") if offset < len(self.rows) else None
 
     async def close(self) -> None:
         self.closed = True

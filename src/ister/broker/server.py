@@ -25,16 +25,16 @@ from ister.broker.metrics.routes import routes
 from ister.broker.process import GcTuning, LoopLag, map_large_buffers
 from ister.broker.registry.store import SchemaStore
 from ister.broker.registry.validation import Validation
-from ister.broker.services.broker_admin import AdminBrokers
-from ister.broker.services.consumer import Consuming
+from ister.broker.services.broker_admin import BrokerAdmin
+from ister.broker.services.consumer import ConsumerService
 from ister.broker.services.discovery import Discovery
-from ister.broker.services.ister_admin import V1Admin
-from ister.broker.services.ister_storage import V1Storage
-from ister.broker.services.namespace_admin import AdminNamespaces
-from ister.broker.services.producer import Producing
+from ister.broker.services.ister_admin import IsterAdmin
+from ister.broker.services.ister_storage import IsterStorage
+from ister.broker.services.namespace_admin import NamespaceAdmin
+from ister.broker.services.producer import ProducerService
 from ister.broker.services.schema_registry import SchemaRegistry
 from ister.broker.services.storage import StorageService
-from ister.broker.services.topic_admin import AdminTopics
+from ister.broker.services.topic_admin import TopicAdmin
 from ister.broker.status import status_of
 from ister.broker.topics.broker import Broker
 from ister.broker.topics.ownership import Alone
@@ -92,7 +92,7 @@ class Serving:
         self,
         broker: Broker,
         ports: Ports,
-        producing: Producing,
+        producing: ProducerService,
         validation: Validation,
         dependencies: Dependencies,
         table_reads: ReadCounters | None = None,
@@ -242,20 +242,20 @@ async def serve(
     topic_sync = TopicSync(broker, factory) if factory.read_only else None
     registry = SchemaRegistry(schemas, broker)
     validation = Validation(schemas)
-    producing = Producing(broker, validation)
+    producing = ProducerService(broker, validation)
     data = [
         producing.service(),
-        Consuming(broker).service(),
+        ConsumerService(broker).service(),
         *Discovery(broker).services(),
         *StorageService(broker).services(),
         registry.service(),
-        *V1Storage(broker, token=pipeline_token).services(),
+        *IsterStorage(broker, token=pipeline_token).services(),
     ]
     admin = [
-        *AdminTopics(broker).services(),
-        *AdminNamespaces(broker).services(),
-        *AdminBrokers(broker).services(),
-        *V1Admin(broker).services(),
+        *TopicAdmin(broker).services(),
+        *NamespaceAdmin(broker).services(),
+        *BrokerAdmin(broker).services(),
+        *IsterAdmin(broker).services(),
         registry.service(),
     ]
     if topic_sync is not None:

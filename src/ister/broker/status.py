@@ -120,7 +120,7 @@ STATUSES: Final[dict[type[IsterError], tuple[StatusCode, str]]] = {
         StatusCode.DATA_LOSS,
         "an object of the topic is missing; the broker's operator must restore it (`ister objects verify`)",
     ),
-    errors.MissingSpanError: (
+    errors.MissingOffsetsError: (
         StatusCode.DATA_LOSS,
         "messages of the topic are missing{place}; the broker's operator must restore the log or the objects from a copy",
     ),

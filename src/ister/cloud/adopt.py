@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.core.errors import CorruptObjectError, MissingObjectError, MissingSpanError
+from ister.core.errors import CorruptObjectError, MissingObjectError, MissingOffsetsError
 from ister.core.frames.columns import scan_run, strip_markers
 from ister.core.frames.segment import describe, generation_prefix, parse_key
 from ister.core.offsets import StartPosition
@@ -51,7 +51,7 @@ async def adopt(
                 if ahead_allowed and name.stop > synced_log.synced_offset:
                     # The uploader never leaves a hole: these messages are lost, and their offsets must not be assigned again.
                     missing = max(stop, min(name.start, synced_log.synced_offset))
-                    raise MissingSpanError(missing, name.start, f"only the object behind them is left, {info.key}")
+                    raise MissingOffsetsError(missing, name.start, f"only the object behind them is left, {info.key}")
                 break
             if name.stop > synced_log.synced_offset and not ahead_allowed:
                 log.warning("object_ahead_of_log", key=info.key, log_stop=synced_log.synced_offset)

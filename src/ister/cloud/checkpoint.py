@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from ister.core.frames.checksummed_json import seal, unseal
-from ister.core.frames.segment import Place
+from ister.core.frames.segment import LogPosition
 from ister.ports.files.files import replace_file
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class UploadedTo(NamedTuple):
     """Everything below `offset` is in objects; its frame begins at `place`, or behind markers there."""
 
     offset: int
-    place: Place
+    place: LogPosition
 
 
 class UploadCheckpoint:
@@ -40,7 +40,7 @@ class UploadCheckpoint:
         """Return the last saved place; None if it cannot be read."""
         return await asyncio.get_running_loop().run_in_executor(None, self._load)
 
-    async def save(self, offset: int, place: Place) -> None:
+    async def save(self, offset: int, place: LogPosition) -> None:
         """Save a place; a failed write is logged and costs time at the next start."""
         data = seal({"version": VERSION, "offset": offset, "file_seq": place.seq, "byte_pos": place.byte})
         try:
@@ -58,7 +58,7 @@ class UploadCheckpoint:
             numbers = (content["offset"], content["file_seq"], content["byte_pos"])
             if content["version"] != VERSION or not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
                 return None
-            return UploadedTo(numbers[0], Place(*numbers[1:]))
+            return UploadedTo(numbers[0], LogPosition(*numbers[1:]))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:

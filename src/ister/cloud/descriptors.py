@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from ister.core.errors import CorruptMetadataError, MissingSpanError, OtherOwnerError
+from ister.core.errors import CorruptMetadataError, MissingOffsetsError, OtherOwnerError
 from ister.core.frames.segment import Descriptor, object_key
 from ister.ports.metadata.store import entries
 
@@ -97,7 +97,7 @@ class ObjectCatalog:
         return None
 
     async def span(self, start: int, stop: int) -> AsyncGenerator[Descriptor]:
-        """Yield the descriptors that cover [start, stop), in order; raise MissingSpanError at a hole."""
+        """Yield the descriptors that cover [start, stop), in order; raise MissingOffsetsError at a hole."""
         descriptor = await self.find(start)
         if descriptor is None:
             raise await self._hole(start, stop)
@@ -107,13 +107,13 @@ class ObjectCatalog:
             for entry in page:
                 following = self._load(entry)
                 if following.start != descriptor.stop:
-                    raise MissingSpanError(descriptor.stop, following.start, "no object describes them")
+                    raise MissingOffsetsError(descriptor.stop, following.start, "no object describes them")
                 descriptor = following
                 yield descriptor
                 if descriptor.stop >= stop:
                     return
             if not page:
-                raise MissingSpanError(descriptor.stop, stop, "no object describes them")
+                raise MissingOffsetsError(descriptor.stop, stop, "no object describes them")
 
     async def add(self, descriptor: Descriptor) -> None:
         """Add a descriptor; adding it twice is harmless. Raise OtherOwnerError if there is a different one."""
@@ -157,10 +157,10 @@ class ObjectCatalog:
         await self._metadata.delete(self._border_key)
         return count
 
-    async def _hole(self, start: int, stop: int) -> MissingSpanError:
+    async def _hole(self, start: int, stop: int) -> MissingOffsetsError:
         after = await self._metadata.list(self._prefix, start=self._key(start), limit=1)
         ends = min(stop, self._load(after[0]).start) if after else stop
-        return MissingSpanError(start, ends, "no object describes them")
+        return MissingOffsetsError(start, ends, "no object describes them")
 
     def _key(self, start: int) -> str:
         return f"{self._prefix}{start:020}"

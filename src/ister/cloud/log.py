@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from ister.aio.watermark import Watermark
     from ister.core.frames.columns import Scan
-    from ister.core.frames.segment import Place, RawRun
+    from ister.core.frames.segment import LogPosition, RawRun
     from ister.core.offsets import StartPosition
     from ister.core.tiers.retention import SealedSegment
 
@@ -46,7 +46,7 @@ class SyncedLog(Protocol):
     async def sync(self) -> int:
         """Return the synced offset once every message appended so far survives power loss."""
 
-    async def read_raw(self, offset: int, hint: Place | None, bytes_max: int) -> RawRun:
+    async def read_raw(self, offset: int, hint: LogPosition | None, bytes_max: int) -> RawRun:
         """Return bytes of the file that holds `offset`, from its frame on, unchecked; `hint` is where that may be."""
 
     def create_reader(self, position: StartPosition) -> FrameReader:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.core.errors import CorruptObjectError, MissingObjectError, MissingSpanError
+from ister.core.errors import CorruptObjectError, MissingObjectError, MissingOffsetsError
 from ister.core.frames.segment import generation_prefix, parse_key
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ async def sweep_orphans(store: CloudStore, catalog: ObjectCatalog, upto: int, *,
     for name, key in await _undescribed(store, catalog, upto, after):
         try:
             await prove(store, catalog, name.start, name.stop)
-        except (MissingSpanError, MissingObjectError, CorruptObjectError) as error:
+        except (MissingOffsetsError, MissingObjectError, CorruptObjectError) as error:
             log.warning("orphan_kept", key=key, cause=str(error))
             continue
         await store.delete(key)

@@ -42,7 +42,7 @@ class CloudReader:
         self.objects_read = self.bytes_read = 0
 
     def open(self, start: int, stop: int) -> ObjectStream:
-        """Return a stream of [start, stop), each message once; it raises MissingSpanError if objects do not hold them all."""
+        """Return a stream of [start, stop), each message once; it raises MissingOffsetsError if objects do not hold them all."""
         return ObjectStream(self, start, stop)
 
 

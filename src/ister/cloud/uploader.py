@@ -28,7 +28,7 @@ from ister.core.errors import (
     InvalidConfigError,
     IsterError,
     MissingObjectError,
-    MissingSpanError,
+    MissingOffsetsError,
     NotYetInTierError,
     ObjectExistsError,
     UnknownOutcomeError,
@@ -36,8 +36,8 @@ from ister.core.errors import (
 from ister.core.frames.scanner import FrameScanner
 from ister.core.frames.segment import (
     OBJECT_BYTES,
+    LogPosition,
     ObjectName,
-    Place,
     describe,
     descriptor_of,
     generation_prefix,
@@ -92,7 +92,7 @@ class Piece(NamedTuple):
     data: memoryview
     name: ObjectName
     descriptor: Descriptor
-    next_place: Place
+    next_place: LogPosition
 
 
 class Uploader:
@@ -129,7 +129,7 @@ class Uploader:
         self._epoch = epoch
         self._is_last_tier = is_last_tier
         self._jitter = jitter
-        self._place: Place | None = None
+        self._place: LogPosition | None = None
         self._recovered = False
         self._wake = asyncio.Event()
         self._cycle_lock = asyncio.Lock()
@@ -399,7 +399,7 @@ class Uploader:
             if not self._recovered:
                 await self.recover(log_is_open=True)
             if self._log.start_offset > self.uploaded.value:
-                raise MissingSpanError(self.uploaded.value, self._log.start_offset)
+                raise MissingOffsetsError(self.uploaded.value, self._log.start_offset)
             synced = self._log.synced_offset
             self._taken_bytes = self._log.append_watermark.value
             if self._log.next_offset > synced:
@@ -452,15 +452,15 @@ class Uploader:
         log.info("object_completed", topic=self.topic, start=name.start, stop=name.stop, bytes=descriptor.size)
         await self._checkpoint.save(name.stop, self._place)
 
-    async def _prepare(self, start: int, hint: Place | None, synced: int) -> Piece:
+    async def _prepare(self, start: int, hint: LogPosition | None, synced: int) -> Piece:
         """Read, check and describe the next object's worth of frames."""
         run, found = await self._next_run(start, hint, synced)
         data = memoryview(run.data)[: found.end]
         name = ObjectName(self._catalog.generation, start, found.next_offset)
         descriptor = await in_background(partial(descriptor_of, data, found, name, epoch=self._epoch, etag=""))
-        return Piece(data, name, descriptor, Place(run.place.seq, run.place.byte + found.end))
+        return Piece(data, name, descriptor, LogPosition(run.place.seq, run.place.byte + found.end))
 
-    async def _next_run(self, start: int, hint: Place | None, synced: int) -> tuple[RawRun, Survey]:
+    async def _next_run(self, start: int, hint: LogPosition | None, synced: int) -> tuple[RawRun, Survey]:
         """Read and check the next object's worth of frames; drop a wrong hint, raise CorruptLogError on damage."""
         size = self._options.object_bytes
         while True:

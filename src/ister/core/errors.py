@@ -344,7 +344,7 @@ class MissingObjectError(CorruptError):
         super().__init__(f"object {key} is missing from {store}; restore it from a copy")
 
 
-class MissingSpanError(CorruptError):
+class MissingOffsetsError(CorruptError):
     """Offsets that must exist are in no tier."""
 
     def __init__(self, start: int, stop: int, reason: str = "neither the log nor an object has them") -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from ister.core.names import TopicName
 
-__all__ = ["Lake", "LakeTable", "LazyLakeCatalog"]
+__all__ = ["LakeCatalog", "LakeTable", "LazyLakeCatalog"]
 
 log = structlog.get_logger()
 
@@ -66,7 +66,7 @@ LOCATIONS_MAX = 1000
 """Directories of one table name: of tables that were renamed, or dropped without their files."""
 
 
-class Lake:
+class LakeCatalog:
     """The tables of one catalog."""
 
     def __init__(self, catalog: Catalog, *, now_ms: Callable[[], int] = wall_ms, grace_ms: int = GRACE_MS) -> None:
@@ -82,7 +82,7 @@ class Lake:
     @classmethod
     def open(
         cls, name: str, properties: Mapping[str, str], *, now_ms: Callable[[], int] = wall_ms, grace_ms: int = GRACE_MS
-    ) -> Lake:
+    ) -> LakeCatalog:
         """Open a catalog by its properties; a SQL catalog stores its name beside each table."""
         try:
             return cls(open_catalog(name, properties), now_ms=now_ms, grace_ms=grace_ms)
@@ -211,14 +211,14 @@ class LazyLakeCatalog:
     def __init__(self, name: str, properties: Mapping[str, str]) -> None:
         self._name = name
         self._properties = properties
-        self._lake: Lake | None = None
+        self._lake: LakeCatalog | None = None
         self._lock = Lock()
 
     def find(self, topic: TopicName, generation: int) -> LakeTable | None:
         """Return a topic's table if there is one; LakeUnavailableError when the catalog cannot be opened."""
         with self._lock:
             if self._lake is None:
-                self._lake = Lake.open(self._name, self._properties)
+                self._lake = LakeCatalog.open(self._name, self._properties)
         return self._lake.find(topic, generation)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ import structlog
 from ister.core.errors import LogClosedError
 from ister.core.frames.columns import messages_in, rebuild_frames
 from ister.core.names import partition_of
-from ister.core.table.data_files import NO_TABLE, Place, TableEnd
+from ister.core.table.data_files import NO_TABLE, RowLocation, TableEnd
 from ister.lake.data_file_rows import OFFSETS, RowRange, read_rows
 from ister.lake.deletes import deleted_of
 from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
@@ -190,11 +190,11 @@ class LakeTopicTable:
         entries = self._listed.entries
         return Weight(self.name, len(entries), sum(entry.size for entry in entries))
 
-    def place(self, offset: int) -> Place | None:
+    def place(self, offset: int) -> RowLocation | None:
         """Return the data file of an offset in the last refreshed snapshot; None when it has none. No I/O."""
         snapshot_id = self._listed.snapshot_id
         found = self._listed.plan(offset, offset + 1, self.partition)
-        return Place(snapshot_id, found[0].path) if found and snapshot_id is not None else None
+        return RowLocation(snapshot_id, found[0].path) if found and snapshot_id is not None else None
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 

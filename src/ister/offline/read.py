@@ -15,12 +15,12 @@ from ister.core.errors import (
     IsterError,
     MissingFileError,
     MissingObjectError,
-    MissingSpanError,
+    MissingOffsetsError,
     OffsetOutOfRangeError,
 )
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
-from ister.core.tiers.selection import Span
+from ister.core.tiers.selection import OffsetRange
 from ister.offline.topic import open_sources, view_topic
 from ister.ports.files.files import OsFiles
 from ister.storage.tiered_reader import ObjectTier, TieredReader
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 REFRESHES_WITHOUT_PROGRESS_MAX = 10
 
 
-def read_topic(config: Config, topic: str, start: int | None, stop: int | None, writing: Writing) -> Span:
+def read_topic(config: Config, topic: str, start: int | None, stop: int | None, writing: Writing) -> OffsetRange:
     """Read the messages [start, stop), by default from the oldest to the log's current end; return the range read.
 
     `writing` is called with the number of messages once it is known; its context yields what takes each batch.
@@ -50,7 +50,7 @@ def read_topic(config: Config, topic: str, start: int | None, stop: int | None, 
     return asyncio.run(_read(config, TopicName.parse(topic), start, stop, writing))
 
 
-async def _read(config: Config, topic: TopicName, start: int | None, stop: int | None, writing: Writing) -> Span:
+async def _read(config: Config, topic: TopicName, start: int | None, stop: int | None, writing: Writing) -> OffsetRange:
     async with open_sources(config) as sources:
         seen = await view_topic(sources, topic)
         if seen.problem is not None:
@@ -63,7 +63,7 @@ async def _read(config: Config, topic: TopicName, start: int | None, stop: int |
             async with aclosing(messages_between(sources, seen, first, last)) as batches:
                 async for batch in batches:
                     write(batch)
-        return Span(first, last)
+        return OffsetRange(first, last)
 
 
 async def messages_between(
@@ -80,7 +80,7 @@ async def messages_between(
                     return
                 at, tries = batch[-1].offset + 1, 0
                 yield batch
-        except (MissingSpanError, MissingFileError, MissingObjectError, OffsetOutOfRangeError) as error:
+        except (MissingOffsetsError, MissingFileError, MissingObjectError, OffsetOutOfRangeError) as error:
             tries += 1
             seen = await _refresh(sources, seen, tries, error)
         finally:

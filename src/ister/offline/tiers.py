@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ister.cloud.checkpoint import UploadCheckpoint
-from ister.core.errors import CorruptError, CorruptMetadataError, MissingSpanError
+from ister.core.errors import CorruptError, CorruptMetadataError, MissingOffsetsError
 from ister.core.names import TopicName
-from ister.core.tiers.selection import NOTHING, Span
+from ister.core.tiers.selection import NOTHING, OffsetRange
 from ister.offline.topic import open_sources, view_topic
 from ister.ports.files.files import OsFiles
 
@@ -40,7 +40,7 @@ class LogTier:
     """What the log holds; `state` is ok, damaged, missing, or behind its objects."""
 
     state: str
-    span: Span = NOTHING
+    span: OffsetRange = NOTHING
     files: tuple[LogFile, ...] = ()
     synced: int = 0
     torn_bytes: int = 0
@@ -56,7 +56,7 @@ class LogTier:
 class ObjectsTier:
     """What objects hold, by their descriptors: contiguous ranges, oldest first."""
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[OffsetRange] = field(default_factory=list)
     count: int = 0
     size: int = 0
     append_time_us: int = 0
@@ -69,13 +69,13 @@ class ObjectsTier:
     def add(self, descriptor: Descriptor, key: str, problems: list[CorruptError]) -> None:
         """Add the next object; one that is not contiguous with the one before is a problem."""
         if self.spans and descriptor.start == self.stop:
-            self.spans[-1] = Span(self.spans[-1].start, descriptor.stop)
+            self.spans[-1] = OffsetRange(self.spans[-1].start, descriptor.stop)
         else:
             if self.spans and descriptor.start > self.stop:
-                problems.append(MissingSpanError(self.stop, descriptor.start, "no object describes them"))
+                problems.append(MissingOffsetsError(self.stop, descriptor.start, "no object describes them"))
             elif self.spans:
                 problems.append(CorruptMetadataError(key, f"the object before it ends at offset {self.stop}"))
-            self.spans.append(Span(descriptor.start, descriptor.stop))
+            self.spans.append(OffsetRange(descriptor.start, descriptor.stop))
         self.count += 1
         self.size += descriptor.size
         self.append_time_us = descriptor.append_time_us
@@ -86,7 +86,7 @@ class TableReport:
     """What the table holds; `problem` is why it cannot be read."""
 
     name: str
-    span: Span = NOTHING
+    span: OffsetRange = NOTHING
     files: int = 0
     size: int = 0
     snapshot_id: int | None = None
@@ -130,7 +130,7 @@ async def _report(config: Config, topic: TopicName) -> TiersReport:
         if seen.problem is not None:
             problems.append(seen.problem)
         elif seen.log is not None and objects.spans and max(objects.stop, seen.upto) < seen.log.start_offset:
-            problems.append(MissingSpanError(objects.stop, seen.log.start_offset))
+            problems.append(MissingOffsetsError(objects.stop, seen.log.start_offset))
         log = _log(seen)
         lag = await _lag(sources, seen, objects)
         return TiersReport(
@@ -181,7 +181,7 @@ def _log_tier(state: str, view: LogView) -> LogTier:
     tail = view.tail
     return LogTier(
         state,
-        Span(view.start_offset, view.next_offset),
+        OffsetRange(view.start_offset, view.next_offset),
         tuple(files),
         tail.synced_offset,
         tail.torn_bytes,

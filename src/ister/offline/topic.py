@@ -15,7 +15,7 @@ from ister.core.errors import (
     StoreUnavailableError,
     UnknownTopicError,
 )
-from ister.core.tiers.selection import NOTHING, Span
+from ister.core.tiers.selection import NOTHING, OffsetRange
 from ister.ports.files.files import OsFiles
 from ister.ports.objects import Patience
 from ister.runtime.compose import missing_store, open_metadata, open_store, open_tables, topics_config
@@ -92,7 +92,7 @@ class TopicView:
     topic: TopicName
     generation: int
     catalog: ObjectCatalog
-    objects: Span
+    objects: OffsetRange
     log: LogView | None
     behind: LogView | None = None
     problem: CorruptError | None = None
@@ -199,15 +199,15 @@ async def _view_files(sources: Sources, topic: TopicName, generation: int) -> To
     if view is None or not view.segments or view.next_offset < before.stop:
         return TopicView(topic, generation, catalog, before, None, view)
     after = await described(catalog)
-    return TopicView(topic, generation, catalog, Span(after.start, min(after.stop, view.next_offset)), view)
+    return TopicView(topic, generation, catalog, OffsetRange(after.start, min(after.stop, view.next_offset)), view)
 
 
-async def described(catalog: ObjectCatalog) -> Span:
+async def described(catalog: ObjectCatalog) -> OffsetRange:
     """Return the offsets from the first valid descriptor to the last; a hole in between is not detected."""
     first, last = await catalog.first(), await catalog.last()
     if last is None or last.start == last.stop:
-        return Span(catalog.begin, catalog.begin) if catalog.begin else NOTHING
-    return Span(max(catalog.begin, first.start if first is not None else last.start), last.stop)
+        return OffsetRange(catalog.begin, catalog.begin) if catalog.begin else NOTHING
+    return OffsetRange(max(catalog.begin, first.start if first is not None else last.start), last.stop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ister.core.errors import (
     CorruptMetadataError,
     CorruptObjectError,
     MissingObjectError,
-    MissingSpanError,
+    MissingOffsetsError,
     UnknownTopicError,
 )
 from ister.core.frames import kernels
@@ -104,7 +104,7 @@ async def _check_contiguous(sources: Sources, report: ObjectsReport) -> set[str]
             if not keys:
                 report.start = descriptor.start
             elif descriptor.start > report.stop:
-                hole = MissingSpanError(report.stop, descriptor.start, "no object describes them")
+                hole = MissingOffsetsError(report.stop, descriptor.start, "no object describes them")
                 report.problems.append(hole)
             elif descriptor.start < report.stop:
                 reason = f"it starts at offset {descriptor.start}, and the object before it ends at {report.stop}"

@@ -21,7 +21,7 @@ FILE_BYTES = 64 << 10
 """What a file costs beyond its bytes, in bytes: opening files takes time, too."""
 
 
-class Place(NamedTuple):
+class TablePartition(NamedTuple):
     """Where a topic's rows go: a table, and the partition number there."""
 
     base: TopicName
@@ -47,11 +47,15 @@ class Choice(NamedTuple):
         return not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)
 
 
-def place_of(topic: pb.Topic) -> Place:
+def place_of(topic: pb.Topic) -> TablePartition:
     """Return where a topic's rows go; a partition shares the table of its base."""
     name = TopicName.parse(topic.name)
     found = partition_of(name) if topic.HasField("partition") else None
-    return Place(name, topic.generation, 0) if found is None else Place(found[0], topic.generation, found[1])
+    return (
+        TablePartition(name, topic.generation, 0)
+        if found is None
+        else TablePartition(found[0], topic.generation, found[1])
+    )
 
 
 def chosen(topics: Iterable[pb.Topic], choice: Choice) -> list[pb.Topic]:

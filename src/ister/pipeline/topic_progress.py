@@ -10,7 +10,7 @@ from ister.core.retry import backoff_s
 from ister.pipeline.pacing import Waiting
 
 if TYPE_CHECKING:
-    from ister.pipeline.plan import Place
+    from ister.pipeline.plan import TablePartition
     from ister.pipeline.typed_values import Typed
 
 BACK_OFF_MAX_S = 60.0
@@ -35,7 +35,7 @@ class TopicProgress:
     """Progress of one topic."""
 
     name: str
-    place: Place
+    place: TablePartition
     upto: int = 0
     next: int = 0
     bytes_a_row: float = 0.0

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ister.client.storage import BrokerClient
     from ister.core.names import TopicName
     from ister.core.tiers.splits import Split
-    from ister.lake.catalog import Lake, LakeTable
+    from ister.lake.catalog import LakeCatalog, LakeTable
     from ister.lake.parquet import Written
     from ister.rpc import ister_v1_pb2 as pb
     from ister.schemas.columns.cells import Path
@@ -126,7 +126,7 @@ class TopicWriter:
         self,
         spark: SparkSession,
         broker: BrokerClient,
-        lake: Lake,
+        lake: LakeCatalog,
         settings: WriterSettings,
         *,
         now: Callable[[], float] = time.monotonic,

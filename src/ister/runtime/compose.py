@@ -94,13 +94,13 @@ def open_tables(config: Config) -> TableReads | None:
 @contextmanager
 def open_catalog(config: Config) -> Iterator[Catalog | None]:
     """Open the catalog to read tables; None when its SQLite file does not exist, which is not created."""
-    from ister.lake.catalog import Lake  # noqa: PLC0415  # as above
+    from ister.lake.catalog import LakeCatalog  # noqa: PLC0415  # as above
 
     file = sqlite_file(config)
     if file is not None and not file.exists():
         yield None
         return
-    lake = Lake.open(*catalog_properties(config))
+    lake = LakeCatalog.open(*catalog_properties(config))
     try:
         yield lake.catalog
     finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ister.broker.registry.store import SchemaStore
-from ister.broker.services.ister_storage import V1Storage
+from ister.broker.services.ister_storage import IsterStorage
 from ister.broker.status import status_of
 from ister.broker.topics.broker import Broker
 from ister.broker.topics.records import Records, SubscriptionRecord
@@ -135,7 +135,7 @@ class ChildPipeline:
             broker = Broker(broker_settings(self._config), topics, Records(self._metadata, root), schemas)
             stack.push_async_callback(broker.drain, topics.config.drain_timeout_s)
             await broker.start()
-            services = V1Storage(broker, token=self._child.token).services()
+            services = IsterStorage(broker, token=self._child.token).services()
             settings = self._config.broker
             server = await bind(
                 services,

@@ -18,7 +18,7 @@ from ister.client.storage import BrokerClient
 from ister.config.catalog import catalog_properties, file_properties, require_shared_catalog
 from ister.config.environment import PARENT_VARIABLE, SECRETS_VARIABLE, TOKEN_VARIABLE
 from ister.core.errors import BusyError
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.lake.files import of_files
 from ister.pipeline.loop import Loop, Wakeups, drain
 from ister.pipeline.maintenance import Schedule, Upkeep
@@ -77,7 +77,7 @@ def run(loaded: Loaded, options: RunOptions, summary: Callable[[int, int, int], 
     spark = open_session(config, master=options.master)
     log.info("spark_started", master=options.master, seconds=round(time.monotonic() - began, 1))
     broker = BrokerClient(target_of(options.broker, "--broker"), token)
-    lake = Lake.open(
+    lake = LakeCatalog.open(
         *catalog_properties(config), grace_ms=config.storage.iceberg_config.maintenance.file_grace_minutes * 60_000
     )
     writer = TopicWriter(spark, broker, lake, settings(config, options, spark, token))
@@ -127,7 +127,7 @@ def maintaining(config: Config, spark: SparkSession) -> Iterator[None]:
     if not rules.enabled:
         yield
         return
-    lake = Lake.open(*catalog_properties(config))
+    lake = LakeCatalog.open(*catalog_properties(config))
     catalog = lake.catalog
     upkeep = Upkeep(spark, catalog, rules, lambda: time.time_ns() // 1_000_000)
     schedule = Schedule(spark, catalog, upkeep, rules.interval_minutes * 60.0)

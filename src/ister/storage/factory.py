@@ -35,7 +35,7 @@ from ister.storage.generations import TopicRegistry
 from ister.storage.log_root import LogRoot
 from ister.storage.object_retention import ObjectKeeper
 from ister.storage.resume import ASK_TIMEOUT_S, Opening, RemoteWait, Waits
-from ister.storage.retention import Keeper
+from ister.storage.retention import LogRetention
 from ister.storage.table_tier import TableTier
 from ister.storage.tiered_reader import CLOUD_TIMEOUT_S, ObjectTier
 from ister.storage.wal_storage import WalStorage, require_uploader
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ister.ports.files.files import Files, Lock
     from ister.ports.metadata import Metadata
     from ister.ports.objects import CloudStore
-    from ister.storage.generations import TopicRecord
+    from ister.storage.generations import TopicGeneration
     from ister.storage.retention import ReliableOptions
     from ister.storage.table_tier import TopicTable
     from ister.wal.config import AckLevel, WalConfig
@@ -96,11 +96,11 @@ class TopicsConfig:
 class _Open:
     """An open topic and its tasks."""
 
-    record: TopicRecord
+    record: TopicGeneration
     storage: WalStorage
     uploader: Uploader | None
     deleter: Deleter | None
-    log_retention: Keeper
+    log_retention: LogRetention
     object_keeper: ObjectKeeper | None
     tasks: list[asyncio.Task[None]]
     is_retaining: bool = False
@@ -109,7 +109,7 @@ class _Open:
 class _Found(NamedTuple):
     """A topic before it is opened: its record, and its generations on disk."""
 
-    record: TopicRecord | None
+    record: TopicGeneration | None
     on_disk: list[int]
 
 
@@ -145,7 +145,7 @@ class WalStorageFactory:
         self._progress_root = progress_root(config.root_prefix)
         self._earlier = EarlierProgress(metadata)
         self._open: dict[TopicName, _Open] = {}
-        self._removals: dict[TopicName, TopicRecord] = {}
+        self._removals: dict[TopicName, TopicGeneration] = {}
         """Deleted topics whose data may be left; removed in the background."""
         self._unsettled: set[tuple[TopicName, int]] = set()
         """Deleted generations with an upload in flight; the next start removes them once more."""
@@ -252,7 +252,7 @@ class WalStorageFactory:
             opened.is_retaining = True
             opened.tasks.append(asyncio.create_task(opened.log_retention.run(self.config.retention.check_interval_s)))
 
-    def log_retention(self, topic: TopicName) -> Keeper:
+    def log_retention(self, topic: TopicName) -> LogRetention:
         """Return the task that enforces an open topic's policy, if it has one."""
         return self._open[topic].log_retention
 
@@ -388,7 +388,7 @@ class WalStorageFactory:
         storage = WalStorage.from_wal(wal, objects, tier, cursors=cursors)
         return self._start_tasks(topic, record, storage, objects, tier)
 
-    def _uploader_of(self, wal: Wal, catalog: ObjectCatalog, record: TopicRecord) -> Uploader | None:
+    def _uploader_of(self, wal: Wal, catalog: ObjectCatalog, record: TopicGeneration) -> Uploader | None:
         if not self.config.upload.enabled:
             return None
         checkpoint = UploadCheckpoint(self._files, self._root.directory(catalog.topic, catalog.generation))
@@ -403,13 +403,13 @@ class WalStorageFactory:
     def _start_tasks(
         self,
         topic: TopicName,
-        record: TopicRecord,
+        record: TopicGeneration,
         storage: WalStorage,
         objects: ObjectTier,
         table: TableTier | None,
     ) -> _Open:
         config, uploader, catalog = self.config, objects.uploader, objects.reader.catalog
-        opened = _Open(record, storage, uploader, None, Keeper(str(topic), storage, self._clock), None, [])
+        opened = _Open(record, storage, uploader, None, LogRetention(str(topic), storage, self._clock), None, [])
         works: list[Coroutine[None, None, None]] = []
         if uploader is not None:
             works.append(self._run_uploader(uploader))
@@ -479,7 +479,7 @@ class WalStorageFactory:
         if opened.storage.table is not None:
             await opened.storage.table.table.close()
 
-    async def _remove(self, topic: TopicName, record: TopicRecord) -> None:
+    async def _remove(self, topic: TopicName, record: TopicGeneration) -> None:
         """Remove the data of a deleted generation. Idempotent."""
         catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
         # The log first, because that checks its lock: nothing is removed of a topic that another process has open.
@@ -496,7 +496,7 @@ class WalStorageFactory:
             "topic_deleted", topic=str(topic), generation=record.generation, objects=len(keys), described=described
         )
 
-    def _remove_later(self, topic: TopicName, record: TopicRecord) -> None:
+    def _remove_later(self, topic: TopicName, record: TopicGeneration) -> None:
         """Remove the data of a deleted topic in the background."""
         self._removals[topic] = record
         if not self._closing and (self._remover is None or self._remover.done()):
@@ -514,7 +514,7 @@ class WalStorageFactory:
                 attempts += 1
                 await asyncio.sleep(backoff_s(attempts, REMOVE_RETRY_MAX_S))
 
-    async def _removal_failed(self, topic: TopicName, record: TopicRecord) -> bool:
+    async def _removal_failed(self, topic: TopicName, record: TopicGeneration) -> bool:
         """Try to remove the data of a deleted topic; returns True after an error that would affect the next one, too."""
         async with self._lock(topic):
             if self._removals.get(topic) is not record:

@@ -22,7 +22,7 @@ PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class TopicRecord:
+class TopicGeneration:
     """A topic's generation, the count of its openings, and whether it was deleted; `version` is the metadata's.
 
     `removed` means that log, objects, descriptors and cursors of a deleted generation were removed.
@@ -50,14 +50,14 @@ class TopicRegistry:
         self._metadata = metadata
         self._prefix = f"{root_prefix.rstrip('/')}/storage/topics/"
 
-    async def get(self, topic: TopicName) -> TopicRecord | None:
+    async def get(self, topic: TopicName) -> TopicGeneration | None:
         """Return a topic's record, None if there never was one."""
         entry = await self._metadata.get(self._key(topic))
         return None if entry is None else _load(entry)
 
-    async def all(self, damaged: dict[TopicName, IsterError] | None = None) -> dict[TopicName, TopicRecord]:
+    async def all(self, damaged: dict[TopicName, IsterError] | None = None) -> dict[TopicName, TopicGeneration]:
         """Return every record, those of deleted topics included; damage goes to `damaged` if given, else it is raised."""
-        found: dict[TopicName, TopicRecord] = {}
+        found: dict[TopicName, TopicGeneration] = {}
         async for entry in entries(self._metadata, self._prefix, PAGE):
             topic = TopicName.parse(entry.key.removeprefix(self._prefix[:-1]))
             try:
@@ -68,7 +68,7 @@ class TopicRegistry:
                 damaged[topic] = error
         return found
 
-    async def claim(self, topic: TopicName, known: TopicRecord | None, on_disk: Sequence[int]) -> TopicRecord:
+    async def claim(self, topic: TopicName, known: TopicGeneration | None, on_disk: Sequence[int]) -> TopicGeneration:
         """Open a topic: choose its generation, increment its epoch, and write both before anything else is done.
 
         `known` is its record as it was read; TopicTakenError if it has changed since.
@@ -78,7 +78,7 @@ class TopicRegistry:
         await self._write(topic, record, 0 if known is None else known.version)
         return record
 
-    async def mark_deleted(self, topic: TopicName, on_disk: Sequence[int] = ()) -> TopicRecord | None:
+    async def mark_deleted(self, topic: TopicName, on_disk: Sequence[int] = ()) -> TopicGeneration | None:
         """Mark a topic as deleted; its name means another generation from then on. Returns None if there is no record.
 
         The record covers generations `on_disk`, too, which a restored old copy of the metadata does not know.
@@ -98,9 +98,9 @@ class TopicRegistry:
 
     async def restore(self, topic: TopicName, generation: int) -> None:
         """Create the record of a topic that was found in a listing of objects; TopicTakenError if there is one."""
-        await self._write(topic, TopicRecord(generation, 0), 0)
+        await self._write(topic, TopicGeneration(generation, 0), 0)
 
-    async def _relatives(self, topic: TopicName) -> list[TopicRecord]:
+    async def _relatives(self, topic: TopicName) -> list[TopicGeneration]:
         """Return the records of topics that share a table with this one: its base, and the other partitions of that."""
         base = base_of(topic)
         found = [] if base == topic else [await self.get(base)]
@@ -110,7 +110,7 @@ class TopicRegistry:
                 found.append(_load(entry))
         return [record for record in found if record is not None]
 
-    async def _write(self, topic: TopicName, record: TopicRecord, version: int) -> None:
+    async def _write(self, topic: TopicName, record: TopicGeneration, version: int) -> None:
         content = {
             "version": VERSION,
             "generation": record.generation,
@@ -127,8 +127,8 @@ class TopicRegistry:
 
 
 def decide_record(
-    known: TopicRecord | None, on_disk: Sequence[int], relatives: Sequence[TopicRecord] = ()
-) -> TopicRecord:
+    known: TopicGeneration | None, on_disk: Sequence[int], relatives: Sequence[TopicGeneration] = ()
+) -> TopicGeneration:
     """Return the record under which a topic is opened.
 
     A deleted generation is never used again. A generation on disk that metadata does not know means that metadata was
@@ -139,16 +139,16 @@ def decide_record(
     newest = max(on_disk, default=0)
     epoch = 1 if known is None else known.epoch + 1
     if known is not None and not known.deleted:
-        return TopicRecord(max(known.generation, newest), epoch)
+        return TopicGeneration(max(known.generation, newest), epoch)
     if newest > (0 if known is None else known.generation):
-        return TopicRecord(newest, epoch)
+        return TopicGeneration(newest, epoch)
     living = max((record.generation for record in relatives if not record.deleted), default=0)
     deleted = [record.generation for record in relatives if record.deleted]
     dead = max(deleted if known is None else [*deleted, known.generation], default=0)
-    return TopicRecord(living if living > dead else dead + 1, epoch)
+    return TopicGeneration(living if living > dead else dead + 1, epoch)
 
 
-def _load(entry: Entry) -> TopicRecord:
+def _load(entry: Entry) -> TopicGeneration:
     try:
         content = json.loads(entry.value)
         if content["version"] != VERSION:
@@ -162,4 +162,4 @@ def _load(entry: Entry) -> TopicRecord:
     numbers = isinstance(generation, int) and isinstance(epoch, int) and generation > 0
     if not (numbers and isinstance(deleted, bool) and isinstance(removed, bool)):
         raise CorruptMetadataError(entry.key, "what it says of a topic cannot be")
-    return TopicRecord(generation, epoch, deleted, entry.version, removed)
+    return TopicGeneration(generation, epoch, deleted, entry.version, removed)

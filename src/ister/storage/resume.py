@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from ister.cloud.proof import prove
-from ister.core.errors import MissingSpanError, StoreRefusedError, StoreUnavailableError
+from ister.core.errors import MissingOffsetsError, StoreRefusedError, StoreUnavailableError
 from ister.core.table.data_files import NO_TABLE, TableEnd
-from ister.core.tiers.selection import Span, without
+from ister.core.tiers.selection import OffsetRange, without
 from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.storage.tiered_reader import OBJECTS_FAIL
 from ister.wal.directory import Resume
@@ -49,17 +49,17 @@ def must_ask(log_stop: int, objects_stop: int, known_upto: int) -> bool:
 def next_offset(log_stop: int, objects_stop: int, upto: int, known_upto: int) -> int:
     """Return a topic's next offset: the largest over its tiers.
 
-    MissingSpanError if the table was reported to hold more: those offsets were assigned already.
+    MissingOffsetsError if the table was reported to hold more: those offsets were assigned already.
     """
     furthest = max(log_stop, objects_stop, upto)
     if furthest < known_upto:
-        raise MissingSpanError(furthest, known_upto, "the table held them, and does not any more")
+        raise MissingOffsetsError(furthest, known_upto, "the table held them, and does not any more")
     return furthest
 
 
-def left_to_prove(start: int, stop: int, objects: Span) -> list[Span]:
+def left_to_prove(start: int, stop: int, objects: OffsetRange) -> list[OffsetRange]:
     """Return the parts of [start, stop) that objects do not hold, so that the table has to."""
-    return without(Span(start, stop), objects)
+    return without(OffsetRange(start, stop), objects)
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Joined(NamedTuple):
     """A topic's recovered tiers: its log, the offsets that objects hold, and the table's end."""
 
     wal: Wal
-    objects: Span
+    objects: OffsetRange
     end: TableEnd
 
 
@@ -161,7 +161,7 @@ class Opening:
             if self._uploader is not None:
                 self._uploader.carry_on(wal)
         elif table is not None and self._uploader is not None and stop < wal.start_offset <= end.upto:
-            held = await self._begin_anew(table, Span(stop, wal.start_offset), held)
+            held = await self._begin_anew(table, OffsetRange(stop, wal.start_offset), held)
         if self._uploader is not None:
             self._uploader.uploaded.reach(max(self._uploader.uploaded.value, catalog.begin))
         return Joined(wal, held, end)
@@ -187,14 +187,14 @@ class Opening:
         log.warning("objects_not_asked", topic=self._topic, cause=str(failure))
         return last
 
-    async def _described(self, last: Descriptor | None) -> Span:
+    async def _described(self, last: Descriptor | None) -> OffsetRange:
         """Return the valid offsets that objects hold; an empty range at their next start if there are none."""
         if last is None or last.start == last.stop:
             at = max(self._catalog.begin, self._uploader.uploaded.value if self._uploader else 0)
-            return Span(at, at)
+            return OffsetRange(at, at)
         first = last if last.start == 0 else await self._catalog.first()
         assert first is not None, "there is a last one"
-        return Span(max(first.start, self._catalog.begin), last.stop)
+        return OffsetRange(max(first.start, self._catalog.begin), last.stop)
 
     async def _ask(self, table: TopicTable, known_upto: int, *, needed: bool) -> TableEnd:
         """Return the table's end; the reported one if it does not answer and is not needed."""
@@ -213,8 +213,8 @@ class Opening:
         return TableEnd(known_upto)
 
     async def _prove_skipped(
-        self, table: TopicTable | None, objects: Span, start: int, goal: int, end: TableEnd
-    ) -> Span:
+        self, table: TopicTable | None, objects: OffsetRange, start: int, goal: int, end: TableEnd
+    ) -> OffsetRange:
         """Prove that every offset of [start, goal) is in objects or in the table; returns what objects hold."""
         if table is None:
             await prove(self._store, self._catalog, start, goal)
@@ -230,7 +230,7 @@ class Opening:
             await prove(self._store, self._catalog, border, objects.stop)
             log.error("objects_gone", topic=self._topic, start=objects.start, stop=border, cause=str(error))  # noqa: TRY400  # the cause is logged
             # The table has to prove everything that objects do not hold.
-            start, objects, moved = min(start, objects.start), Span(border, max(border, objects.stop)), True
+            start, objects, moved = min(start, objects.start), OffsetRange(border, max(border, objects.stop)), True
         behind = end.upto > objects.stop or objects == (goal, goal)
         for part in left_to_prove(start, goal, objects):
             await table.prove(*part)
@@ -246,10 +246,10 @@ class Opening:
             )
             # Before the log exists: the next object will not be contiguous with the last one.
             await self._catalog.begin_at(goal)
-            return Span(goal, goal)
+            return OffsetRange(goal, goal)
         return objects
 
-    async def _begin_anew(self, table: TopicTable, gap: Span, objects: Span) -> Span:
+    async def _begin_anew(self, table: TopicTable, gap: OffsetRange, objects: OffsetRange) -> OffsetRange:
         """Continue objects at the log's start, after a gap that the table fills: it was pruned while uploads were off.
 
         Without a proof nothing is changed, and the uploader reports the gap.
@@ -261,4 +261,4 @@ class Opening:
             return objects
         log.warning("objects_begin_anew", topic=self._topic, objects_stop=gap.start, log_start=gap.stop)
         await self._catalog.begin_at(gap.stop)
-        return Span(gap.stop, gap.stop)
+        return OffsetRange(gap.stop, gap.stop)

@@ -84,7 +84,7 @@ async def enforce(
     return storage.start_offset
 
 
-class Keeper:
+class LogRetention:
     """Enforces one topic's policy periodically; `options` may change at any time, None is no policy."""
 
     def __init__(self, topic: str, storage: PersistentStorage, clock: Clock) -> None:

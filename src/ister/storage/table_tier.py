@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ister.core.table.data_files import NO_TABLE, Place, TableEnd
-from ister.core.tiers.selection import Span
+from ister.core.table.data_files import NO_TABLE, RowLocation, TableEnd
+from ister.core.tiers.selection import OffsetRange
 
 if TYPE_CHECKING:
     from ister.core.reader import MessageReader
@@ -34,7 +34,7 @@ class TopicTable(Protocol):
         """Check that the newest snapshot holds every offset of [start, stop); MissingRowsError if it does not."""
         ...
 
-    def place(self, offset: int) -> Place | None:
+    def place(self, offset: int) -> RowLocation | None:
         """Return where an offset is in the last known snapshot, None if it is not there. No I/O."""
         ...
 
@@ -51,9 +51,9 @@ class TableTier:
     end: TableEnd = NO_TABLE
 
     @property
-    def span(self) -> Span:
+    def span(self) -> OffsetRange:
         """The offsets that the table holds, as far as known."""
-        return Span(0, self.end.upto)
+        return OffsetRange(0, self.end.upto)
 
     def reached(self, end: TableEnd) -> None:
         """Record the table's end; a lower one than known is late, and ignored."""

@@ -19,13 +19,13 @@ from ister.core.errors import (
     LogClosedError,
     MissingFileError,
     MissingObjectError,
-    MissingSpanError,
+    MissingOffsetsError,
     OffsetOutOfRangeError,
 )
 from ister.core.frames.segment import parse_key
 from ister.core.offsets import StartPosition
 from ister.core.reader import Batches
-from ister.core.tiers.selection import NOTHING, Serve, Span, Tier, serve
+from ister.core.tiers.selection import NOTHING, OffsetRange, Serve, Tier, serve
 
 if TYPE_CHECKING:
     from ister.cloud import CloudReader, Uploader
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 CLOUD_TIMEOUT_S = 30.0
 
-OBJECTS_FAIL = (MissingObjectError, MissingSpanError, CorruptObjectError)
+OBJECTS_FAIL = (MissingObjectError, MissingOffsetsError, CorruptObjectError)
 """Errors that mean that objects lack what their descriptors promise."""
 
 
@@ -53,16 +53,16 @@ class ObjectTier:
 
     reader: CloudReader
     uploader: Uploader | None
-    known: Span
+    known: OffsetRange
     timeout_s: float = CLOUD_TIMEOUT_S
-    damaged: Span = NOTHING
+    damaged: OffsetRange = NOTHING
 
     @property
-    def span(self) -> Span:
+    def span(self) -> OffsetRange:
         """The offsets that objects hold."""
         if self.uploader is None:
             return self.known
-        return Span(self.known.start, max(self.known.stop, self.uploader.uploaded.value))
+        return OffsetRange(self.known.start, max(self.known.stop, self.uploader.uploaded.value))
 
     def set_timeout(self, timeout_s: float) -> None:
         """Change how long an append at level cloud waits."""
@@ -71,13 +71,13 @@ class ObjectTier:
     def forget_below(self, offset: int) -> None:
         """Stop reading objects below an offset: they are about to be deleted."""
         if offset > self.known.start:
-            self.known = Span(offset, max(offset, self.known.stop))
+            self.known = OffsetRange(offset, max(offset, self.known.stop))
 
-    def is_news(self, damage: Span) -> bool:
+    def is_news(self, damage: OffsetRange) -> bool:
         """Record damage; returns True unless it adjoins the last one, so that an emptied store is logged once."""
         joins = self.damaged.start <= damage.start <= self.damaged.stop and self.damaged != NOTHING
         start = self.damaged.start if joins else damage.start
-        self.damaged = Span(start, max(self.damaged.stop, damage.stop) if joins else damage.stop)
+        self.damaged = OffsetRange(start, max(self.damaged.stop, damage.stop) if joins else damage.stop)
         return not joins
 
 
@@ -189,18 +189,18 @@ class TieredReader(Batches):
     # --- tier selection -----------------------------------------------------------------------------------------------
 
     @property
-    def _object_span(self) -> Span:
+    def _object_span(self) -> OffsetRange:
         return NOTHING if self._objects is None else self._objects.span
 
     @property
-    def _table_span(self) -> Span:
+    def _table_span(self) -> OffsetRange:
         return NOTHING if self._table is None else self._table.span
 
     def _decide(self) -> Serve:
         wal = self._wal
         return serve(
             self._next,
-            Span(wal.start_offset, wal.next_offset),
+            OffsetRange(wal.start_offset, wal.next_offset),
             self._object_span,
             self._table_span,
             unreadable=self._unreadable,
@@ -227,7 +227,7 @@ class TieredReader(Batches):
         if found is None or not held:
             raise error
         _, stop = found
-        self._unreadable = Span(self._next, min(stop, max(held)))
+        self._unreadable = OffsetRange(self._next, min(stop, max(held)))
         log.error("log_damaged", log=self._wal.config.name, start=self._next, stop=stop, cause=str(error))
 
     def _pass_by(self, error: IsterError) -> None:
@@ -236,12 +236,12 @@ class TieredReader(Batches):
         An object that retention has deleted meanwhile is no damage, and not logged.
         """
         stop = self._next + 1
-        if isinstance(error, MissingSpanError):
+        if isinstance(error, MissingOffsetsError):
             stop = max(stop, error.stop)
         elif isinstance(error, CorruptObjectError | MissingObjectError) and (name := parse_key(error.key)) is not None:
             stop = max(stop, name.stop)
         # Where the table ends, the object is read again, which raises its damage.
-        self._lost = Span(self._next, min(stop, self._table_span.stop))
+        self._lost = OffsetRange(self._next, min(stop, self._table_span.stop))
         if self._objects is not None and self._next in self._objects.span and self._objects.is_news(self._lost):
             log.error(
                 "objects_damaged", log=self._wal.config.name, start=self._next, stop=self._lost.stop, cause=str(error)

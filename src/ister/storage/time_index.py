@@ -11,9 +11,9 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ister.core.errors import BusyError, MissingSpanError, OffsetOutOfRangeError, UnknownOutcomeError
+from ister.core.errors import BusyError, MissingOffsetsError, OffsetOutOfRangeError, UnknownOutcomeError
 from ister.core.offsets import StartPosition
-from ister.core.tiers.selection import NOTHING, Span
+from ister.core.tiers.selection import NOTHING, OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -60,13 +60,13 @@ async def _search(storage: WalStorage, append_time_us: int) -> int:
     return await _first_message(storage, places, end, append_time_us)
 
 
-def _in_objects(storage: WalStorage, start: int, log_start: int) -> Span:
+def _in_objects(storage: WalStorage, start: int, log_start: int) -> OffsetRange:
     """Return which offsets below the log are searched in objects; lower ones are in the table only."""
     objects = NOTHING if storage.objects is None else storage.objects.span
     if storage.table is None:
-        return Span(start, log_start) if storage.objects is not None else Span(start, start)
+        return OffsetRange(start, log_start) if storage.objects is not None else OffsetRange(start, start)
     begins = objects.start if log_start - 1 in objects else log_start
-    return Span(max(start, begins), log_start)
+    return OffsetRange(max(start, begins), log_start)
 
 
 async def _table_time(storage: WalStorage, offset: int) -> int:
@@ -78,7 +78,7 @@ async def _table_time(storage: WalStorage, offset: int) -> int:
     finally:
         await stream.close()
     if not found:
-        raise MissingSpanError(offset, offset + 1, "the table does not have them")
+        raise MissingOffsetsError(offset, offset + 1, "the table does not have them")
     return found[0].append_time_us
 
 
@@ -100,7 +100,7 @@ async def _described(storage: WalStorage, offset: int) -> Descriptor:
     if found is None and offset < objects.span.start:
         raise OffsetOutOfRangeError(offset, objects.span.start, objects.span.stop)  # deleted during the search
     if found is None:
-        raise MissingSpanError(offset, offset + 1, "no object describes them")
+        raise MissingOffsetsError(offset, offset + 1, "no object describes them")
     return found
 
 

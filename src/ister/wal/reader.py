@@ -15,7 +15,7 @@ from ister.core.errors import CorruptLogError, LogClosedError, OffsetOutOfRangeE
 from ister.core.frames import kernels
 from ister.core.frames.columns import Chunk, Scan, corrupt, messages_of, scan_run
 from ister.core.frames.scanner import FrameScanner
-from ister.core.frames.segment import Place, RawRun
+from ister.core.frames.segment import LogPosition, RawRun
 from ister.core.reader import Batches
 from ister.wal.directory import READ_BYTES, Segment, unreadable
 
@@ -126,7 +126,9 @@ def read_segment(
         file.close()
 
 
-def read_raw(files: Files, segment: Segment, stop: int, offset: int, hint: Place | None, bytes_max: int) -> RawRun:
+def read_raw(
+    files: Files, segment: Segment, stop: int, offset: int, hint: LogPosition | None, bytes_max: int
+) -> RawRun:
     """Read raw bytes from the frame of `offset` on; the caller checks them."""
     try:
         file = files.open_read(segment.path)
@@ -142,7 +144,7 @@ def read_raw(files: Files, segment: Segment, stop: int, offset: int, hint: Place
                 at = _find_frame(file, segment, offset, *segment.place(offset))
             except CorruptLogError:
                 at = _find_frame(file, segment, offset, segment.first, 0)  # an index entry is only a cache
-        return RawRun(str(segment.path), Place(segment.seq, at), file.read(at, bytes_max), stop)
+        return RawRun(str(segment.path), LogPosition(segment.seq, at), file.read(at, bytes_max), stop)
     except OSError as error:
         raise unreadable(segment, stop, error) from error
     finally:

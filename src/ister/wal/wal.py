@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ister.core.frames.columns import Chunk
-    from ister.core.frames.segment import Place, RawRun
+    from ister.core.frames.segment import LogPosition, RawRun
     from ister.core.message import StreamMessage
     from ister.core.offsets import StartPosition
     from ister.ports.clock import Clock
@@ -384,7 +384,7 @@ class Wal:
         """Return once the visible offset is above `offset`, or the log was closed."""
         await self._visible.wait(offset + 1)
 
-    async def read_raw(self, offset: int, hint: Place | None, bytes_max: int) -> RawRun:
+    async def read_raw(self, offset: int, hint: LogPosition | None, bytes_max: int) -> RawRun:
         """Return bytes of the file that holds `offset`, from its frame on, unchecked; `hint` is where that may be."""
         found = self.locate(offset) if offset >= self.start_offset else None
         if found is None:

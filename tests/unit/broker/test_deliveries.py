@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 from danube.proto.DanubeApi_pb2 import ReceiveRequest, StreamMessage
 
-from ister.broker.services.ister_admin import V1Admin
+from ister.broker.services.ister_admin import IsterAdmin
 from ister.cli.commands.consume import from_wire
 from ister.core.dispatch.delivery_id import DeliveryId, split_delivery_id, with_delivery_id
 from ister.core.dispatch.failure import FailurePolicy, Poison
@@ -164,7 +164,7 @@ def test_a_message_that_comes_again_has_the_same_id(tmp_path):
 
 async def reset_to_earliest(client):
     request = pb.ResetCursorRequest(topic=T, subscription="s", earliest=True)
-    await V1Admin(client.broker).reset_cursor(request)
+    await IsterAdmin(client.broker).reset_cursor(request)
 
 
 def test_an_acknowledgement_from_before_a_reset_finishes_nothing_that_is_delivered_again(tmp_path):

@@ -11,7 +11,7 @@ from ister.broker.metrics.readiness import Readiness
 from ister.broker.metrics.routes import readiness_response
 from ister.broker.registry.validation import Validation
 from ister.broker.server import Ports, Serving
-from ister.broker.services.producer import Producing
+from ister.broker.services.producer import ProducerService
 from ister.core.errors import CorruptLogError, MetadataUnavailableError, StoreRefusedError
 from ister.core.names import TopicName
 from ister.ports.metadata import MemoryMetadata, SqliteMetadata
@@ -114,7 +114,7 @@ def test_a_broker_says_that_its_store_refuses_it_and_that_uploads_of_a_topic_hav
             await client.producer(T)
             watched = Dependencies(probes_of(world.metadata, broker.factory))
             validation = Validation(broker.schemas)
-            serving = Serving(broker, PORTS, Producing(broker, validation), validation, watched)
+            serving = Serving(broker, PORTS, ProducerService(broker, validation), validation, watched)
             watched.start()
             assert said(serving.readiness())["degraded"] == []
             store.fail["list"] = StoreRefusedError("s3", "list", "there is no such bucket or container")

@@ -12,16 +12,16 @@ from ister.broker.cluster.subscription_leases import Leased
 from ister.broker.cluster.topic_sync import TopicSync
 from ister.broker.methods import METHODS, ReadOnly
 from ister.broker.registry.store import SchemaStore
-from ister.broker.services.broker_admin import AdminBrokers
-from ister.broker.services.consumer import Consuming
+from ister.broker.services.broker_admin import BrokerAdmin
+from ister.broker.services.consumer import ConsumerService
 from ister.broker.services.discovery import Discovery
-from ister.broker.services.ister_admin import V1Admin
-from ister.broker.services.ister_storage import V1Storage
-from ister.broker.services.namespace_admin import AdminNamespaces
-from ister.broker.services.producer import Producing
+from ister.broker.services.ister_admin import IsterAdmin
+from ister.broker.services.ister_storage import IsterStorage
+from ister.broker.services.namespace_admin import NamespaceAdmin
+from ister.broker.services.producer import ProducerService
 from ister.broker.services.schema_registry import SchemaRegistry
 from ister.broker.services.storage import StorageService
-from ister.broker.services.topic_admin import AdminTopics
+from ister.broker.services.topic_admin import TopicAdmin
 from ister.broker.settings import BrokerSettings
 from ister.broker.topics.broker import Broker
 from ister.broker.topics.records import NamespaceRecord, Records, SubscriptionRecord, TopicRecord
@@ -353,15 +353,17 @@ async def test_a_subscription_is_made_once_and_moves_with_its_settings():
         await second.topic_sync.refresh()
         with pytest.raises(PreconditionError, match=FIRST):
             await second.subscribe(T, kind=EXCLUSIVE)
-        told = await V1Admin(second.broker).describe_subscriptions(pb.DescribeSubscriptionsRequest(topic=T))
+        told = await IsterAdmin(second.broker).describe_subscriptions(pb.DescribeSubscriptionsRequest(topic=T))
         assert [(one.name, one.cursor, one.type) for one in told.subscriptions] == [
             ("s", 0, pb.SUBSCRIPTION_TYPE_EXCLUSIVE)
         ]
         with pytest.raises(PreconditionError, match=FIRST):
-            await V1Admin(second.broker).reset_cursor(pb.ResetCursorRequest(topic=T, subscription="s", offset=3))
+            await IsterAdmin(second.broker).reset_cursor(pb.ResetCursorRequest(topic=T, subscription="s", offset=3))
         topic = first.broker.topics[T]
         await first.broker.ownership.stop_serving(topic, "s")
-        answer = await V1Admin(second.broker).reset_cursor(pb.ResetCursorRequest(topic=T, subscription="s", offset=3))
+        answer = await IsterAdmin(second.broker).reset_cursor(
+            pb.ResetCursorRequest(topic=T, subscription="s", offset=3)
+        )
         assert answer.cursor == 3
         number = await second.subscribe(T, name="another", kind=SHARED)
         async with second.receive(number) as stream:
@@ -503,10 +505,10 @@ async def test_every_call_is_answered_or_refused_and_none_that_is_listed_is_miss
         looked.append(1)
 
     services = [
-        Producing(broker, broker).service(), Consuming(broker).service(), *Discovery(broker).services(),
+        ProducerService(broker, broker).service(), ConsumerService(broker).service(), *Discovery(broker).services(),
         *StorageService(broker).services(), SchemaRegistry(broker, broker).service(),
-        *V1Storage(broker, token=None).services(), *AdminTopics(broker).services(), *V1Admin(broker).services(),
-        *AdminNamespaces(broker).services(), *AdminBrokers(broker).services(),
+        *IsterStorage(broker, token=None).services(), *TopicAdmin(broker).services(), *IsterAdmin(broker).services(),
+        *NamespaceAdmin(broker).services(), *BrokerAdmin(broker).services(),
     ]  # fmt: skip
     names = {f"{service.name}/{method.name}" for service in services for method in service.methods}
     assert names == set(METHODS)

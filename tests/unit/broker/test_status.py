@@ -162,7 +162,7 @@ def test_a_new_error_is_told_in_the_words_of_its_family_and_not_in_its_own():
         (errors.CorruptLogError("f", 0, -1, ""), "log is damaged; the"),
         (errors.MissingFileError("f", 3, 9, ""), "missing: offsets [3, 9); the"),
         (errors.MissingFileError("f", 3, -1, ""), "missing at offset 3; the"),
-        (errors.MissingSpanError(3, 9), "missing: offsets [3, 9); the"),
+        (errors.MissingOffsetsError(3, 9), "missing: offsets [3, 9); the"),
         (errors.CorruptObjectError("k", -1, -1, ""), "is damaged; the"),
     ],
 )

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ister.broker.services.ister_admin import V1Admin
+from ister.broker.services.ister_admin import IsterAdmin
 from ister.broker.topics import subscription as subscription_module
 from ister.core.dispatch.failure import FailurePolicy, Poison
 from ister.core.errors import CorruptLogError, StoreRefusedError, StoreUnavailableError
@@ -110,7 +110,7 @@ def test_a_reset_past_what_cannot_be_read_lets_reading_begin_at_once(tmp_path, m
                 async with client.receive(consumer) as stream:
                     await stream.end()
             reads.error = None
-            await V1Admin(client.broker).reset_cursor(pb.ResetCursorRequest(topic=T, subscription="s", latest=True))
+            await IsterAdmin(client.broker).reset_cursor(pb.ResetCursorRequest(topic=T, subscription="s", latest=True))
             assert subscription.problem is None
             async with client.receive(consumer) as stream:
                 await client.send(T, producer, b"3")

@@ -28,7 +28,7 @@ def once(tmp_path, monkeypatch):
         monkeypatch.setattr(pipeline, "tell_secrets", lambda config: None)
         monkeypatch.setattr(pipeline, "open_session", lambda *_, **__: spark)
         monkeypatch.setattr(pipeline, "BrokerClient", lambda *_: broker)
-        monkeypatch.setattr(pipeline, "Lake", SimpleNamespace(open=lambda *_, **__: None))
+        monkeypatch.setattr(pipeline, "LakeCatalog", SimpleNamespace(open=lambda *_, **__: None))
         monkeypatch.setattr(pipeline, "TopicWriter", lambda *_: writer)
         monkeypatch.setattr(pipeline, "Wakeups", lambda *_: SimpleNamespace(start=lambda: None))
         with capture_logs():

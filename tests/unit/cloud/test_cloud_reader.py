@@ -8,7 +8,7 @@ import pytest
 
 from ister.cloud import ObjectCatalog
 from ister.cloud import reader as cloud_reader
-from ister.core.errors import CorruptObjectError, MissingObjectError, MissingSpanError, StoreUnavailableError
+from ister.core.errors import CorruptObjectError, MissingObjectError, MissingOffsetsError, StoreUnavailableError
 from ister.core.frames.segment import Descriptor
 from ister.ports.metadata import MemoryMetadata
 from parts.cloud import MIB, TOPIC, TroubledStore, check, open_parts, run, tasks_end, until
@@ -31,7 +31,7 @@ async def collect(stream, size=0):
     try:
         while messages := await stream.read():
             found += messages
-    except (CorruptObjectError, MissingObjectError, MissingSpanError) as error:
+    except (CorruptObjectError, MissingObjectError, MissingOffsetsError) as error:
         return found, error
     finally:
         await stream.close()
@@ -73,7 +73,7 @@ def test_a_range_that_begins_or_ends_where_nothing_is_described_is_missing(tmp_p
         parts = await filled(tmp_path, [5, 5])
         for start, stop, missing in ((0, 12, (10, 12)), (10, 12, (10, 12)), (7, 11, (10, 11))):
             found, error = await collect(parts.reader.open(start, stop))
-            assert isinstance(error, MissingSpanError)
+            assert isinstance(error, MissingOffsetsError)
             assert (error.start, error.stop) == missing
             check(found, start, max(start, 10))
         await parts.close()
@@ -89,7 +89,7 @@ def test_a_hole_between_descriptions_is_named_and_never_passed(tmp_path):
             await parts.catalog.remove(descriptors[gone])
             hole = (4 * gone, 4 * gone + 4)
             found, error = await collect(parts.reader.open(2, 320))
-            assert isinstance(error, MissingSpanError), gone
+            assert isinstance(error, MissingOffsetsError), gone
             assert (error.start, error.stop) == hole
             assert f"[{hole[0]}, {hole[1]})" in str(error)
             check(found, 2, hole[0])

@@ -16,7 +16,7 @@ from ister.ports.metadata import MemoryMetadata
 from ister.ports.objects import FsStore, StoreSettings, open_store
 from ister.storage import factory as factory_module
 from ister.storage.factory import TopicsConfig, WalStorageFactory
-from ister.storage.retention import Keeper, ReliableOptions
+from ister.storage.retention import LogRetention, ReliableOptions
 from ister.wal import AckLevel, WalConfig
 from parts.cloud import DEADLINE_S, TroubledStore, messages, named, open_parts, run, told, until
 from sim.cloud_machine import SimMetadata, SimStore
@@ -128,7 +128,7 @@ def test_retention_survives_an_unexpected_error_and_says_so(tmp_path, who):
             task = parts.deleter(check_interval_minutes=0.0001)
             main = task.run()
         else:
-            task = Keeper("t", parts.storage, parts.clock)
+            task = LogRetention("t", parts.storage, parts.clock)
             task.options = ReliableOptions(1, RetentionPolicy.RETAIN_UNTIL_EXPIRE, 0)
             main = task.run(0.005)
         dated, calls = parts.storage.dated_segments, []

@@ -12,7 +12,7 @@ from ister.core.errors import (
     CorruptObjectError,
     InvalidConfigError,
     MissingObjectError,
-    MissingSpanError,
+    MissingOffsetsError,
     StoreUnavailableError,
 )
 from ister.core.frames.segment import object_key
@@ -158,7 +158,7 @@ def test_an_object_that_changed_behind_our_back_keeps_the_log_whole_and_is_told(
             await parts.catalog.remove((await parts.descriptors())[1])
         parts.clock.now_us += 10**9
         deleter = parts.deleter(**ALL, check_interval_minutes=0.0001)
-        with pytest.raises((MissingObjectError, CorruptObjectError, MissingSpanError)):
+        with pytest.raises((MissingObjectError, CorruptObjectError, MissingOffsetsError)):
             await deleter.tick()
         assert parts.storage.log_start == 0
         assert len(parts.log_files()) == 4
@@ -247,7 +247,7 @@ def test_prove_insists_on_every_object_of_a_span(tmp_path):
         for start in range(20):
             for stop in range(start, 21):
                 await prove(parts.store, parts.catalog, start, stop)
-        with pytest.raises(MissingSpanError):
+        with pytest.raises(MissingOffsetsError):
             await prove(parts.store, parts.catalog, 3, 21)
         parts.object_files()[2].unlink()
         await prove(parts.store, parts.catalog, 0, 10)

@@ -15,7 +15,7 @@ from ister.core.errors import (
     ForeignObjectError,
     MetadataUnavailableError,
     MetadataUnknownError,
-    MissingSpanError,
+    MissingOffsetsError,
     NotYetInTierError,
     OtherOwnerError,
     PutUnknownError,
@@ -226,7 +226,7 @@ def test_i7_a_description_that_someone_else_wrote_stops_the_upload(tmp_path, soo
         await parts.add(5)
         parts.run_uploader()
         await until(lambda: parts.uploader.stopped)
-        assert isinstance(parts.uploader.problem, OtherOwnerError | MissingSpanError | ForeignObjectError)
+        assert isinstance(parts.uploader.problem, OtherOwnerError | MissingOffsetsError | ForeignObjectError)
         assert await parts.spans() == [(0, 3)]
         await other.close()
         await parts.close()

@@ -16,7 +16,7 @@ from ister.core.errors import (
     MetadataUnknownError,
 )
 from ister.core.names import TopicName
-from ister.core.table.data_files import Place
+from ister.core.table.data_files import RowLocation
 from ister.ports.metadata import MemoryMetadata
 from ister.storage.cursors import metadata as progress
 from ister.storage.cursors.metadata import PART_CHARS_MAX, key_part
@@ -34,7 +34,7 @@ def test_a_record_is_at_the_specified_key_and_says_where_its_last_row_is():
 
         def place(offset):
             asked.append(offset)
-            return Place(77, "s3://b/f.parquet") if offset == 6 else None
+            return RowLocation(77, "s3://b/f.parquet") if offset == 6 else None
 
         cursors = await opened(metadata, generation=3, place=place)
         await cursors.advance("s", 7)

@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from ister.core.errors import MissingObjectError, MissingSpanError
+from ister.core.errors import MissingObjectError, MissingOffsetsError
 from ister.core.offsets import StartPosition
-from ister.core.tiers.selection import Span
+from ister.core.tiers.selection import OffsetRange
 from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.ports.metadata import SqliteMetadata
 from ister.storage import resume as resume_module
@@ -35,7 +35,7 @@ def test_d5_a_table_must_be_asked_unless_the_log_has_messages_and_is_as_far_as_a
 def test_d5_a_topic_goes_on_at_the_largest_offset_and_never_below_what_a_table_was_seen_to_hold():
     for log, objects, upto, known in product(SMALL, SMALL, SMALL, SMALL):
         if max(log, objects, upto) < known:
-            with pytest.raises(MissingSpanError) as told_of:
+            with pytest.raises(MissingOffsetsError) as told_of:
                 next_offset(log, objects, upto, known)
             assert (told_of.value.start, told_of.value.stop) == (max(log, objects, upto), known)
         else:
@@ -44,7 +44,7 @@ def test_d5_a_topic_goes_on_at_the_largest_offset_and_never_below_what_a_table_w
 
 def test_d5_the_table_has_to_prove_each_offset_that_objects_do_not_hold():
     for start, stop, first, last in product(SMALL, SMALL, SMALL, SMALL):
-        parts = left_to_prove(start, stop, Span(first, max(first, last)))
+        parts = left_to_prove(start, stop, OffsetRange(first, max(first, last)))
         asked = [offset for part in parts for offset in range(*part)]
         assert asked == [offset for offset in range(start, stop) if not first <= offset < last]
 
@@ -91,7 +91,7 @@ def test_d5_with_log_and_objects_gone_a_topic_goes_on_from_its_table(tmp_path, d
         assert world.table.proved == [(0, 10)]
         storage = await factory.for_topic(T)
         assert (storage.start_offset, storage.log_start, storage.next_offset) == (0, 10, 10)
-        assert storage.objects.span == Span(10, 10)
+        assert storage.objects.span == OffsetRange(10, 10)
         assert await storage.append_messages(messages(10, 13)) == range(10, 13)
         await storage.seal(0)
         await factory.uploader(T).drain()
@@ -106,7 +106,7 @@ def test_d5_with_log_and_objects_gone_a_topic_goes_on_from_its_table(tmp_path, d
         lose_log(world)
         factory = world.factory()
         storage = await factory.for_topic(T)
-        assert (storage.start_offset, storage.next_offset, storage.objects.span) == (0, 13, Span(10, 13))
+        assert (storage.start_offset, storage.next_offset, storage.objects.span) == (0, 13, OffsetRange(10, 13))
         assert await storage.append_messages(messages(13, 14)) == range(13, 14)
         await read(storage, 0, 14)
         await factory.shutdown()
@@ -143,7 +143,7 @@ def test_d5_a_table_ahead_of_log_and_objects_says_where_the_topic_goes_on(tmp_pa
         await factory.shutdown()
         factory = world.factory()
         storage = await factory.for_topic(T)
-        assert (storage.objects.span, storage.next_offset) == (Span(14, 16), 16)
+        assert (storage.objects.span, storage.next_offset) == (OffsetRange(14, 16), 16)
         await read(storage, 0, 16)
         await factory.shutdown()
 
@@ -168,7 +168,7 @@ def test_a_crash_between_the_first_put_behind_a_table_and_its_description_is_ado
                 lose_log(world)
             factory = world.factory()
             storage = await factory.for_topic(T)
-            assert (storage.next_offset, storage.objects.span) == (12, Span(10, 12))
+            assert (storage.next_offset, storage.objects.span) == (12, OffsetRange(10, 12))
             await read(storage, 0, 12)
             await factory.shutdown()
 
@@ -276,7 +276,7 @@ def test_d5_a_log_that_is_enough_opens_without_its_table_and_one_that_is_not_doe
         (warned,) = named(events, "table_not_asked")
         assert (warned["log_level"], warned["known_upto"]) == ("warning", 8)
         storage = await factory.for_topic(T)
-        assert storage.table.span == Span(0, 8)
+        assert storage.table.span == OffsetRange(0, 8)
         await read(storage, 0, 10)
         await factory.shutdown()
         world.reported = 11  # the log is behind what the pipeline has reported: it was restored from an old copy
@@ -308,7 +308,7 @@ def test_d5_offsets_that_a_table_was_seen_to_hold_are_not_given_again(tmp_path):
         world.reported = 12
         factory = world.factory()
         assert await factory.start() == []
-        assert isinstance(factory.problems[T], MissingSpanError)
+        assert isinstance(factory.problems[T], MissingOffsetsError)
         await factory.shutdown()
 
     run(story())
@@ -393,7 +393,7 @@ def test_i5_without_uploads_the_deleter_prunes_behind_the_table(tmp_path):
         factory = world.factory()
         storage = await factory.for_topic(T)
         await factory.uploader(T).drain()
-        assert storage.objects.span == Span(10, 20)
+        assert storage.objects.span == OffsetRange(10, 20)
         await read(storage, 0, 20)
         await factory.shutdown()
 
@@ -448,7 +448,7 @@ def test_uploads_that_were_off_while_the_log_was_pruned_go_on_behind_the_gap(tmp
             storage = await factory.for_topic(T)
         assert [event["log_start"] for event in named(events, "objects_begin_anew")] == [20]
         await factory.uploader(T).drain()
-        assert storage.objects.span == Span(20, 25)
+        assert storage.objects.span == OffsetRange(20, 25)
         await read(storage, 0, 25)
         await factory.shutdown()
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ister.core.names import TopicName, partition_of
 from ister.ports.metadata import MemoryMetadata
-from ister.storage.generations import TopicRecord, TopicRegistry, decide_record
+from ister.storage.generations import TopicGeneration, TopicRegistry, decide_record
 
 ORDERS = TopicName("default", "orders")
 
@@ -38,9 +38,9 @@ async def open_new(registry, name, on_disk=()):
     ],
 )
 def test_a_generation_is_decided(known, on_disk, relatives, generation):
-    record = None if known is None else TopicRecord(known[0], 6, deleted=known[1])
-    found = decide_record(record, on_disk, [TopicRecord(one, 1, deleted=deleted) for one, deleted in relatives])
-    assert found == TopicRecord(generation, 1 if known is None else 7)
+    record = None if known is None else TopicGeneration(known[0], 6, deleted=known[1])
+    found = decide_record(record, on_disk, [TopicGeneration(one, 1, deleted=deleted) for one, deleted in relatives])
+    assert found == TopicGeneration(generation, 1 if known is None else 7)
 
 
 def test_a_topic_that_is_made_again_with_partitions_does_not_get_its_predecessor_s_table():

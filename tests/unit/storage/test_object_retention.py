@@ -7,7 +7,7 @@ import pytest
 
 from ister.core.errors import InvalidConfigError, MetadataUnavailableError, StoreUnavailableError
 from ister.core.tiers.retention import SealedSegment, objects_droppable_below
-from ister.core.tiers.selection import Span
+from ister.core.tiers.selection import OffsetRange
 from ister.lake.errors import LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.storage.factory import TopicsConfig
 from ister.wal import WalConfig
@@ -94,7 +94,7 @@ def test_nothing_goes_that_the_newest_snapshot_does_not_prove(tmp_path, trouble)
             with pytest.raises((LakeUnavailableError, TableMovedError, MissingRowsError)):
                 await object_keeper(parts).tick()
         assert (len(await parts.spans()), len(parts.object_files())) == (4, 4)
-        assert parts.storage.objects.span == Span(0, 20)
+        assert parts.storage.objects.span == OffsetRange(0, 20)
         await parts.close()
 
     run(story())
@@ -188,7 +188,7 @@ def test_the_factory_keeps_objects_as_configured_and_a_restart_finds_where_they_
         assert await factory.start() == [T]
         storage = await factory.for_topic(T)
         assert factory.object_keeper(T) is None
-        assert (storage.objects.span, storage.start_offset) == (Span(15, 20), 0)
+        assert (storage.objects.span, storage.start_offset) == (OffsetRange(15, 20), 0)
         await read(storage, 0, 20)
         await factory.shutdown()
 

@@ -11,12 +11,12 @@ from ister.core.errors import (
     CorruptObjectError,
     LogClosedError,
     MissingFileError,
-    MissingSpanError,
+    MissingOffsetsError,
     OffsetOutOfRangeError,
     StoreUnavailableError,
 )
 from ister.core.offsets import StartPosition
-from ister.core.tiers.selection import Span
+from ister.core.tiers.selection import OffsetRange
 from ister.wal import AckLevel
 from parts.cloud import check, named, open_parts, read_on, run, tasks_end, told, until
 
@@ -30,7 +30,7 @@ async def layered(tmp_path, **settings):
     await parts.storage.prune(10)
     await parts.add(5, 50)
     assert (parts.storage.start_offset, parts.storage.log_start, parts.storage.next_offset) == (0, 10, 25)
-    assert parts.storage.objects.span == Span(0, 20)
+    assert parts.storage.objects.span == OffsetRange(0, 20)
     return parts
 
 
@@ -191,12 +191,12 @@ def test_a_hole_between_the_tiers_is_an_error_that_names_it(tmp_path):
         parts = await layered(tmp_path)
         (*_, third, _) = await parts.descriptors()
         await parts.catalog.remove(third)
-        with pytest.raises(MissingSpanError):
+        with pytest.raises(MissingOffsetsError):
             await parts.storage.prune(20)
         await parts.wal.prune(20)
         reader = await parts.storage.create_reader(StartPosition.offset(7))
         found = []
-        with pytest.raises(MissingSpanError) as error:
+        with pytest.raises(MissingOffsetsError) as error:
             await read_on(reader, found)
         assert (error.value.start, error.value.stop) == (10, 15)
         check(found, 7, 10, 50)

@@ -10,12 +10,12 @@ from ister.core.errors import (
     CorruptObjectError,
     LogClosedError,
     MissingObjectError,
-    MissingSpanError,
+    MissingOffsetsError,
     OffsetOutOfRangeError,
 )
 from ister.core.offsets import StartPosition
 from ister.core.table.data_files import NO_TABLE, TableEnd
-from ister.core.tiers.selection import Span
+from ister.core.tiers.selection import OffsetRange
 from ister.lake.errors import LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.storage import WalStorage
 from ister.storage.table_tier import TableTier
@@ -32,7 +32,7 @@ def test_i6_one_stream_from_any_offset_through_all_tiers_to_what_comes(tmp_path)
     async def story():
         parts = await tabled(tmp_path)
         assert await object_keeper(parts).tick() == 3
-        assert (parts.storage.objects.span, parts.storage.table.span) == (Span(15, 20), Span(0, 15))
+        assert (parts.storage.objects.span, parts.storage.table.span) == (OffsetRange(15, 20), OffsetRange(0, 15))
         assert (parts.storage.start_offset, parts.storage.frames_start, parts.storage.log_start) == (0, 10, 10)
         readers = [await parts.storage.create_reader(StartPosition.offset(at)) for at in range(26)]
         found = [await take(reader, 25 - at) for at, reader in enumerate(readers)]
@@ -218,12 +218,12 @@ def test_what_is_known_of_a_table_never_goes_back(tmp_path):
     async def story():
         parts = await tabled(tmp_path)
         parts.storage.table_reached(9)
-        assert parts.storage.table.span == Span(0, 15)
+        assert parts.storage.table.span == OffsetRange(0, 15)
         parts.storage.table_reached(18)
-        assert parts.storage.table.span == Span(0, 18)
+        assert parts.storage.table.span == OffsetRange(0, 18)
         await parts.close()
         alone = TableTier(SimTable())
-        assert (alone.end, alone.span) == (NO_TABLE, Span(0, 0))
+        assert (alone.end, alone.span) == (NO_TABLE, OffsetRange(0, 0))
         alone.reached(TableEnd(4, 7, 9))
         assert alone.end == TableEnd(4, 7, 9)
 
@@ -347,7 +347,7 @@ def test_the_offset_of_a_time_is_found_where_only_the_table_has_it(tmp_path, gon
             await object_keeper(parts).tick()
         if gone == "objects and log":
             parts.storage.objects.uploader = None
-            parts.storage.objects.known = Span(20, 20)
+            parts.storage.objects.known = OffsetRange(20, 20)
             assert await parts.storage.prune(25) == 25
         for time in sorted({0, *times, *(time + 1 for time in times), *(time - 1 for time in times)}):
             assert await parts.storage.offset_at(time) == sum(1 for stored in times if stored < time), time
@@ -412,7 +412,7 @@ def test_a_hole_between_table_and_objects_is_an_error_that_names_it(tmp_path):
         parts.storage.objects.forget_below(18)
         reader = await parts.storage.create_reader(StartPosition.offset(11))
         found = []
-        with pytest.raises(MissingSpanError) as error:
+        with pytest.raises(MissingOffsetsError) as error:
             await read_on(reader, found)
         check(found, 11, 15, 50)
         assert (error.value.start, error.value.stop) == (15, 18)

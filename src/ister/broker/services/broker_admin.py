@@ -29,7 +29,7 @@ def _refuse(why: str) -> Callable[[object, Message], Awaitable[NoReturn]]:
     return refuse
 
 
-class AdminBrokers:
+class BrokerAdmin:
     """The handlers of danube_admin.BrokerAdmin, and those of ClusterAdmin and SecurityAdmin, which refuse."""
 
     unload_broker = activate_broker = get_cluster_balance = trigger_rebalance = _refuse(ALONE)

@@ -51,7 +51,7 @@ PAUSE_S = 0.2
 """How long the refusal of a consumer beyond the limits is delayed."""
 
 
-class Consuming:
+class ConsumerService:
     """The handlers of danube.ConsumerService."""
 
     def __init__(self, broker: Broker) -> None:

@@ -26,7 +26,7 @@ TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: refuses times in another unit than milliseconds."""
 
 
-class V1Admin:
+class IsterAdmin:
     """The handlers of ister.v1.Admin."""
 
     def __init__(self, broker: Broker) -> None:

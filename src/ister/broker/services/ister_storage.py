@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ister.transport.service import Call, Service
 
 
-class V1Storage:
+class IsterStorage:
     """The handlers of ister.v1.Storage; log files are named only to the holder of `token`."""
 
     def __init__(self, broker: Broker, *, token: str | None = None) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ister.transport.service import Service
 
 
-class AdminNamespaces:
+class NamespaceAdmin:
     """The handlers of danube_admin.NamespaceAdmin."""
 
     def __init__(self, broker: Broker) -> None:

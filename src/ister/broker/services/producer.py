@@ -34,7 +34,7 @@ SAMPLED = 16
 SEND_BOUNDS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 5000, 30_000)
 
 
-class Producing:
+class ProducerService:
     """The handlers of danube.ProducerService."""
 
     def __init__(self, broker: Broker, validation: Validation) -> None:

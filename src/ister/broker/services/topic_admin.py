@@ -33,7 +33,7 @@ SETTINGS_MAX = 1000
 """How many subscriptions of a topic may have settings without being created."""
 
 
-class AdminTopics:
+class TopicAdmin:
     """The handlers of danube_admin.TopicAdmin."""
 
     def __init__(self, broker: Broker) -> None:

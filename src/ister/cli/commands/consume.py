@@ -111,7 +111,7 @@ class DeliveredLines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Consuming:
+class ConsumeOptions:
     """What to receive; `subscription` None: one of our own. `idle_s` ends it when nothing has come for so long."""
 
     topic: str
@@ -125,7 +125,7 @@ class Consuming:
     ack: bool = True
 
 
-def consume(consuming: Consuming, lines: Callable[[bool], DeliveredLines]) -> None:
+def consume(consuming: ConsumeOptions, lines: Callable[[bool], DeliveredLines]) -> None:
     """Write what comes; `lines` is told whether the topic has partitions."""
     TopicName.parse(consuming.topic)
     asyncio.run(_Consumer(consuming).run(lines))
@@ -134,7 +134,7 @@ def consume(consuming: Consuming, lines: Callable[[bool], DeliveredLines]) -> No
 class _Consumer:
     """One consumer of a topic or of all its partitions."""
 
-    def __init__(self, consuming: Consuming) -> None:
+    def __init__(self, consuming: ConsumeOptions) -> None:
         self._consuming = consuming
         own = f"ister-{os.uname().nodename}-{os.getpid()}"
         self._name = own
@@ -406,7 +406,7 @@ def _consume(
 
     Example: ister consume /default/orders --from earliest
     """
-    consuming = Consuming(
+    consuming = ConsumeOptions(
         topic=topic,
         broker=broker,
         admin=admin or beside(broker),

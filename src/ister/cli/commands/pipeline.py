@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from ister.client.channel import Remote
-    from ister.pipeline.plan import Choice, Place
+    from ister.pipeline.plan import Choice, TablePartition
     from ister.pipeline.status import Status
     from ister.rpc import ister_v1_pb2 as pb
 
@@ -191,7 +191,11 @@ def why_none(topic: "pb.Topic", choice: "Choice") -> str:
 
 
 def line_of(
-    topic: "pb.Topic", place: "Place", table: "Table | str | None", status: "Status | None", age_s: float | None
+    topic: "pb.Topic",
+    place: "TablePartition",
+    table: "Table | str | None",
+    status: "Status | None",
+    age_s: float | None,
 ) -> TopicLine:
     """Return the line of a topic with a table; `table` is the error text when it cannot be read."""
     from pyiceberg.table.snapshots import TOTAL_DATA_FILES
@@ -220,7 +224,7 @@ def line_of(
     return TopicLine(topic.name, name, committed, lag, lag_s, files, snapshots, error, "")
 
 
-def _table(catalog: "Catalog | None", place: "Place") -> "Table | str | None":
+def _table(catalog: "Catalog | None", place: "TablePartition") -> "Table | str | None":
     from ister.lake.repair import find_table
 
     try:

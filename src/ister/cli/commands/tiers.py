@@ -11,7 +11,7 @@ from ister.cli.commands.config import load_config
 from ister.cli.exit_codes import leave_with
 from ister.cli.options import ConfigOption, DataDirOption, OutputOption, TopicArgument, command, command_group
 from ister.cli.output import Output, many, megabytes, printable, say, tables
-from ister.core.tiers.selection import Span
+from ister.core.tiers.selection import OffsetRange
 
 if TYPE_CHECKING:
     from ister.offline.tiers import TiersReport
@@ -50,7 +50,7 @@ def _write(report: "TiersReport") -> None:
     say(f"{printable(str(report.topic))}, generation {report.generation}")
     say()
     say(_LABEL.format("") + _scale(report, width))
-    whole = Span(report.start, report.stop)
+    whole = OffsetRange(report.start, report.stop)
     objects, log, table = report.objects, report.log, report.table
     if table is not None:
         held = [table.span] if table.span.start < table.span.stop else []
@@ -65,7 +65,7 @@ def _write(report: "TiersReport") -> None:
         say(f"  {sentence}")
 
 
-def bar(spans: Sequence[Span], whole: Span, width: int) -> str:
+def bar(spans: Sequence[OffsetRange], whole: OffsetRange, width: int) -> str:
     """Draw ranges of offsets: a full cell is held completely, half a cell in part."""
     full, left, right, empty = "█▌▐·" if _draws() else "#++."
     cells = []
@@ -123,7 +123,7 @@ def _fields(report: "TiersReport") -> object:
     }
 
 
-def _bar(label: str, spans: Sequence[Span], whole: Span, width: int, colour: str, holds: str) -> None:
+def _bar(label: str, spans: Sequence[OffsetRange], whole: OffsetRange, width: int, colour: str, holds: str) -> None:
     tables().print(
         Text.assemble(_LABEL.format(label), (bar(spans, whole, width), colour), "  ", holds),
         no_wrap=True,
@@ -137,7 +137,7 @@ def _scale(report: "TiersReport", width: int) -> str:
     return f"{left}{right:>{max(1, width - len(left))}}"
 
 
-def _holds(spans: Sequence[Span], count: int, thing: str, size: int) -> str:
+def _holds(spans: Sequence[OffsetRange], count: int, thing: str, size: int) -> str:
     if not spans:
         return "nothing"
     ranges = ", ".join(f"[{span.start}, {span.stop})" for span in spans[:3]) + (", …" if len(spans) > 3 else "")
@@ -158,7 +158,9 @@ def _sentences(report: "TiersReport") -> Iterator[str]:
         yield f"The table cannot be asked: {table.problem}."
     elif table is not None and table.snapshot_id is not None:
         yield f"In table {printable(table.name)} below offset {table.span.stop}, in snapshot {table.snapshot_id}."
-    both = Span(max(log.span.start, objects.spans[0].start if objects.spans else 0), min(log.span.stop, objects.stop))
+    both = OffsetRange(
+        max(log.span.start, objects.spans[0].start if objects.spans else 0), min(log.span.stop, objects.stop)
+    )
     if log.state == "ok" and both.start < both.stop:
         yield f"In both tiers: {many(both.stop - both.start, 'message')}, [{both.start}, {both.stop})."
     yield _lag(report)

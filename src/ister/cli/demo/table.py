@@ -15,7 +15,7 @@ from ister.client.storage import BrokerClient
 from ister.config import load
 from ister.config.catalog import catalog_properties
 from ister.core.names import TopicName
-from ister.lake.catalog import Lake
+from ister.lake.catalog import LakeCatalog
 from ister.pipeline.loop import drain
 from ister.pipeline.plan import Choice
 from ister.pipeline.session import open_session
@@ -33,7 +33,7 @@ def main() -> None:
     began = time.monotonic()
     spark = open_session(config)
     started = time.monotonic()
-    broker, lake = BrokerClient(target_of(url, "--broker")), Lake.open(*catalog_properties(config))
+    broker, lake = BrokerClient(target_of(url, "--broker")), LakeCatalog.open(*catalog_properties(config))
     settings = WriterSettings(reach(config), choice=Choice((topic,)), objects_only=True)
     writer = TopicWriter(spark, broker, lake, settings)
     ticks: list[MicroBatch] = []

@@ -36,7 +36,7 @@ VERSION = 1
 _KEY = re.compile(r"([A-Za-z0-9_-]+)/([A-Za-z0-9_-]+)/([0-9]+)/data-([0-9]{20})-([0-9]{20})\.dnb", re.ASCII)
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """A byte in a log file."""
 
     seq: int
@@ -47,7 +47,7 @@ class RawRun(NamedTuple):
     """Bytes of one log file from a place on, not checked; the file's messages end at offset `limit`."""
 
     file: str
-    place: Place
+    place: LogPosition
     data: bytes
     limit: int
 

@@ -43,7 +43,7 @@ class TableEnd(NamedTuple):
 NO_TABLE = TableEnd(0)
 
 
-class Place(NamedTuple):
+class RowLocation(NamedTuple):
     """The data file that holds a row, and the snapshot that lists it."""
 
     snapshot_id: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from ister.core.errors import MissingSpanError, OffsetOutOfRangeError
+from ister.core.errors import MissingOffsetsError, OffsetOutOfRangeError
 
 
 class Tier(Enum):
@@ -16,7 +16,7 @@ class Tier(Enum):
     TABLE = "table"
 
 
-class Span(NamedTuple):
+class OffsetRange(NamedTuple):
     """Offsets [start, stop); empty if they are equal."""
 
     start: int
@@ -26,7 +26,7 @@ class Span(NamedTuple):
         return isinstance(offset, int) and self.start <= offset < self.stop
 
 
-NOTHING = Span(0, 0)
+NOTHING = OffsetRange(0, 0)
 
 
 class Serve(NamedTuple):
@@ -38,20 +38,20 @@ class Serve(NamedTuple):
 
 def serve(
     offset: int,
-    log: Span,
-    objects: Span,
-    table: Span = NOTHING,
+    log: OffsetRange,
+    objects: OffsetRange,
+    table: OffsetRange = NOTHING,
     *,
-    unreadable: Span = NOTHING,
-    lost: Span = NOTHING,
+    unreadable: OffsetRange = NOTHING,
+    lost: OffsetRange = NOTHING,
 ) -> Serve:
     """Return the cheapest tier that serves `offset`, and up to where: its end, or where a cheaper one begins.
 
     The log serves its end, too: a reader waits there. `unreadable` is a damaged part of the log, `lost` a damaged or
-    missing part of the objects. MissingSpanError if no tier has an offset that lies between the first and the last.
+    missing part of the objects. MissingOffsetsError if no tier has an offset that lies between the first and the last.
     """
     tiers = (
-        (Tier.LOG, without(Span(log.start, log.stop + 1), unreadable)),
+        (Tier.LOG, without(OffsetRange(log.start, log.stop + 1), unreadable)),
         (Tier.OBJECTS, without(objects, lost)),
         (Tier.TABLE, without(table, NOTHING)),
     )
@@ -64,14 +64,17 @@ def serve(
         following += [piece.start for piece in pieces if piece.start > offset]
     start = min([log.start, *(span.start for span in (objects, table) if span.start < span.stop)])
     if start <= offset < log.stop:
-        raise MissingSpanError(offset, min(following))
+        raise MissingOffsetsError(offset, min(following))
     raise OffsetOutOfRangeError(offset, start, log.stop)
 
 
-def without(span: Span, hole: Span) -> list[Span]:
+def without(span: OffsetRange, hole: OffsetRange) -> list[OffsetRange]:
     """Return the non-empty parts of a range that are outside `hole`."""
     if hole.start >= hole.stop:
         parts = [span]
     else:
-        parts = [Span(span.start, min(span.stop, hole.start)), Span(max(span.start, hole.stop), span.stop)]
+        parts = [
+            OffsetRange(span.start, min(span.stop, hole.start)),
+            OffsetRange(max(span.start, hole.stop), span.stop),
+        ]
     return [part for part in parts if part.start < part.stop]

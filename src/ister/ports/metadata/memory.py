@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ister.core.errors import MetadataUnavailableError, WatchCompactedError
 from ister.ports.metadata.leases import LeaseTable
 from ister.ports.metadata.store import Change, Entry, after_prefix, check_value, key_bytes, key_range
-from ister.ports.metadata.watches import BATCH_CHANGES, ChangeSignal, History, HistoryWatch, Place, whole
+from ister.ports.metadata.watches import BATCH_CHANGES, ChangeSignal, History, HistoryWatch, WatchPosition, whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -33,7 +33,7 @@ class MemoryMetadata:
         self._held: dict[bytes, _Held] = {}
         self._version = 0
         self._forgotten = 0
-        self._history: list[tuple[Place, bytes | None]] = []
+        self._history: list[tuple[WatchPosition, bytes | None]] = []
         self._history_changes = history_changes
         self._changes = ChangeSignal()
         self._cut = ""
@@ -101,7 +101,7 @@ class MemoryMetadata:
         """Yield every change behind a version, in order, each once, for ever, also across lost connections."""
         first = key_bytes(prefix)
 
-        async def read(place: Place) -> History:
+        async def read(place: WatchPosition) -> History:
             self._check(f"watch {prefix}")
             return self._read(first, after_prefix(first), place)
 
@@ -145,16 +145,16 @@ class MemoryMetadata:
 
     def _record(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
         self._version += 1
-        self._history += [(Place(self._version, key), value) for key, value in changes]
+        self._history += [(WatchPosition(self._version, key), value) for key, value in changes]
         if len(self._history) > 2 * self._history_changes:
             self._forgotten = self._history[-self._history_changes][0].version - 1
             del self._history[: self._find(whole(self._forgotten))]
         self._changes.notify(self._version)
 
-    def _find(self, place: Place) -> int:
+    def _find(self, place: WatchPosition) -> int:
         return bisect_right(self._history, place, key=lambda change: change[0])
 
-    def _read(self, first: bytes, stop: bytes, place: Place) -> History:
+    def _read(self, first: bytes, stop: bytes, place: WatchPosition) -> History:
         if place.version < self._forgotten:
             raise WatchCompactedError(self.name, place.version)
         changes = []

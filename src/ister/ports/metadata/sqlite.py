@@ -26,7 +26,7 @@ from ister.ports.metadata.sqlite_file import (
     remove_leased,
 )
 from ister.ports.metadata.store import check_value, key_bytes, key_range
-from ister.ports.metadata.watches import POLL_S, ChangeSignal, History, HistoryWatch, Place
+from ister.ports.metadata.watches import POLL_S, ChangeSignal, History, HistoryWatch, WatchPosition
 
 if TYPE_CHECKING:
     import sqlite3
@@ -118,7 +118,7 @@ class SqliteMetadata:
         """Yield every change behind a version, in order, each once, for ever."""
         first = key_bytes(prefix)
 
-        async def read(place: Place) -> History:
+        async def read(place: WatchPosition) -> History:
             return await self._ask(f"watch {prefix}", partial(read_changes, path=self._path, prefix=first, place=place))
 
         poll_s = POLL_S if isinstance(self._file, ReadFile) else None

@@ -22,7 +22,7 @@ from ister.core.errors import (
 )
 from ister.ports.files.files import OsFiles, lock_file
 from ister.ports.metadata.store import Change, Entry, after_prefix
-from ister.ports.metadata.watches import BATCH_CHANGES, History, Place, whole
+from ister.ports.metadata.watches import BATCH_CHANGES, History, WatchPosition, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -377,7 +377,7 @@ def list_entries(
     return [_entry(path, *row) for row in found]
 
 
-def read_changes(connection: sqlite3.Connection, path: Path, prefix: bytes, place: Place) -> History:
+def read_changes(connection: sqlite3.Connection, path: Path, prefix: bytes, place: WatchPosition) -> History:
     """Return some changes behind a place, all of one state of the file."""
     if place.version < meta_number(connection, "forgotten"):
         raise WatchCompactedError(str(path), place.version)
@@ -389,7 +389,7 @@ def read_changes(connection: sqlite3.Connection, path: Path, prefix: bytes, plac
     ).fetchall()
     changes = [_change(path, *row) for row in found]
     if len(found) == BATCH_CHANGES:
-        return History(changes, Place(found[-1][2], found[-1][0]))
+        return History(changes, WatchPosition(found[-1][2], found[-1][0]))
     return History(changes, max(place, whole(version)))
 
 

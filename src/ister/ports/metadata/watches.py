@@ -18,7 +18,7 @@ POLL_S = 0.2
 BATCH_CHANGES = 64
 
 
-class Place(NamedTuple):
+class WatchPosition(NamedTuple):
     """The position of a watch: behind this key of this version. Changes of one version are in key order."""
 
     version: int
@@ -29,12 +29,12 @@ class History(NamedTuple):
     """Some changes in order, and the place behind them."""
 
     changes: list[Change]
-    place: Place
+    place: WatchPosition
 
 
-def whole(version: int) -> Place:
+def whole(version: int) -> WatchPosition:
     """Return the place behind all changes of a version: no key of UTF-8 is behind 0xFF."""
-    return Place(version, b"\xff")
+    return WatchPosition(version, b"\xff")
 
 
 class ChangeSignal:
@@ -73,7 +73,12 @@ class HistoryWatch:
     """Yields the history, then waits for more. A cancelled step loses nothing: the next one continues."""
 
     def __init__(
-        self, read: Callable[[Place], Awaitable[History]], changes: ChangeSignal, *, after: int, poll_s: float | None
+        self,
+        read: Callable[[WatchPosition], Awaitable[History]],
+        changes: ChangeSignal,
+        *,
+        after: int,
+        poll_s: float | None,
     ) -> None:
         self._read = read
         self._changes = changes

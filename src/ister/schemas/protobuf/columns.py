@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ister.schemas.protobuf.schema import ProtobufSchema
     from ister.schemas.protobuf.types import Field as ProtoField
     from ister.schemas.protobuf.types import Message
-    from ister.schemas.protobuf.wire import Place, Read, Row, Scalar
+    from ister.schemas.protobuf.wire import FieldReader, Read, Row, Scalar
 
 _GOOGLE: Final = "google.protobuf."
 _WRAPPERS: Final = frozenset(
@@ -181,7 +181,7 @@ class _Reading:
 
     def _made(self, message: Message, shapes: Mapping[str, Shape], fill: bool) -> Read:  # noqa: FBT001  # a fact of the message
         """Return the reader of a message; `fill` when a field that is not there stands for 0 or nothing."""
-        places: dict[int, Place] = {}
+        places: dict[int, FieldReader] = {}
         late: list[tuple[str, Read]] = []
         absent: list[tuple[str, Callable[[], Value]]] = []
         for one in message.fields.values():

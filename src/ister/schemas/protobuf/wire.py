@@ -28,7 +28,7 @@ Scalar: TypeAlias = "Callable[[bytes, int], tuple[Value, int]]"
 """Reads a value, and returns where it ends."""
 Read: TypeAlias = "Callable[[bytes, int, int, int], tuple[Value, int]]"
 """Reads a message in [at, stop), or up to the end of the group of a number; returns where it ends."""
-Place: TypeAlias = "Callable[[Row, bytes, int, int], int]"
+FieldReader: TypeAlias = "Callable[[Row, bytes, int, int], int]"
 """Reads a field into a row, and returns where it ends."""
 
 VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = range(6)
@@ -161,7 +161,7 @@ class _Walk:
 
 
 def read_message(
-    places: Mapping[int, Place],
+    places: Mapping[int, FieldReader],
     numbers: frozenset[int],
     late: Sequence[tuple[str, Read]],
     absent: Sequence[tuple[str, Callable[[], Value]]],
@@ -196,7 +196,7 @@ def read_message(
     return read
 
 
-def into_scalar(name: str, rivals: Sequence[str], scalar: Scalar) -> Place:
+def into_scalar(name: str, rivals: Sequence[str], scalar: Scalar) -> FieldReader:
     """Return the reader of a single value; what else its oneof holds goes."""
 
     def place(row: Row, data: bytes, at: int, stop: int) -> int:  # noqa: ARG001  # called as every place
@@ -208,7 +208,7 @@ def into_scalar(name: str, rivals: Sequence[str], scalar: Scalar) -> Place:
     return place
 
 
-def into_list(name: str, scalar: Scalar) -> Place:
+def into_list(name: str, scalar: Scalar) -> FieldReader:
     """Return the reader of one of many values."""
 
     def place(row: Row, data: bytes, at: int, stop: int) -> int:  # noqa: ARG001  # called as every place
@@ -219,7 +219,7 @@ def into_list(name: str, scalar: Scalar) -> Place:
     return place
 
 
-def into_packed(name: str, scalar: Scalar) -> Place:
+def into_packed(name: str, scalar: Scalar) -> FieldReader:
     """Return the reader of many values in one piece."""
 
     def place(row: Row, data: bytes, at: int, stop: int) -> int:
@@ -235,7 +235,7 @@ def into_packed(name: str, scalar: Scalar) -> Place:
     return place
 
 
-def into_messages(name: str, read: Read) -> Place:
+def into_messages(name: str, read: Read) -> FieldReader:
     """Return the reader of one of many messages."""
 
     def place(row: Row, data: bytes, at: int, stop: int) -> int:
@@ -246,7 +246,7 @@ def into_messages(name: str, read: Read) -> Place:
     return place
 
 
-def into_pieces(name: str, rivals: Sequence[str]) -> Place:
+def into_pieces(name: str, rivals: Sequence[str]) -> FieldReader:
     """Return the reader that notes where a piece of a single message is."""
 
     def place(row: Row, data: bytes, at: int, stop: int) -> int:
@@ -259,7 +259,7 @@ def into_pieces(name: str, rivals: Sequence[str]) -> Place:
     return place
 
 
-def into_map(name: str, read: Read) -> Place:
+def into_map(name: str, read: Read) -> FieldReader:
     """Return the reader of an entry of a map; of two with one key the later one counts."""
 
     def place(row: Row, data: bytes, at: int, stop: int) -> int:
@@ -274,7 +274,7 @@ def into_map(name: str, read: Read) -> Place:
     return place
 
 
-def into_group(name: str, number: int, rivals: Sequence[str], read: Read) -> Place:
+def into_group(name: str, number: int, rivals: Sequence[str], read: Read) -> FieldReader:
     """Return the reader of a single group."""
 
     def place(row: Row, data: bytes, at: int, stop: int) -> int:
@@ -288,7 +288,7 @@ def into_group(name: str, number: int, rivals: Sequence[str], read: Read) -> Pla
     return place
 
 
-def into_groups(name: str, number: int, read: Read) -> Place:
+def into_groups(name: str, number: int, read: Read) -> FieldReader:
     """Return the reader of one of many groups."""
 
     def place(row: Row, data: bytes, at: int, stop: int) -> int:

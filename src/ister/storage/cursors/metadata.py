@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ister.core.names import TopicName
-    from ister.core.table.data_files import Place
+    from ister.core.table.data_files import RowLocation
     from ister.ports.clock import Clock
     from ister.ports.metadata import Metadata
     from ister.storage.cursors.saved import Ranges
@@ -161,7 +161,7 @@ class MetadataCursors(SavedCursors):
         limit: int,
         *,
         root: str,
-        place: Callable[[int], Place | None],
+        place: Callable[[int], RowLocation | None],
         clock: Clock | None = None,
     ) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ister.core.names import TopicName
-    from ister.core.table.data_files import Place
+    from ister.core.table.data_files import RowLocation
     from ister.ports.clock import Clock
     from ister.ports.files.files import Files
     from ister.ports.metadata import Metadata
@@ -82,7 +82,7 @@ async def open_cursors(
     topic: TopicName,
     generation: int,
     in_metadata: bool,
-    place: Callable[[int], Place | None],
+    place: Callable[[int], RowLocation | None],
     clock: Clock | None = None,
     earlier: EarlierProgress | None = None,
 ) -> CursorFile | MetadataCursors:
