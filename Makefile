@@ -31,23 +31,23 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 .PHONY: run
-run: $(READY) ## See it work: official clients, kill -9, a lost log, Spark commits, SQL; every message is checked
+run: $(READY) ## Run the demonstration: official clients, kill -9, a lost log, Spark commits, SQL; every message is verified
 	@$(BIN)/ister demo
 
 .PHONY: test
-test: $(READY) ## Every test at the counts that fit in minutes
+test: $(READY) ## Run every test, at counts that fit in minutes
 	@$(BIN)/python tests/run.py
 
 .PHONY: test-long
-test-long: $(READY) ## Every test at the full numbers of docs/faults.md (about 40 minutes on two cores)
+test-long: $(READY) ## Run every test, at the full counts of docs/faults.md (about 40 minutes on two cores)
 	@ISTER_TEST_LONG=1 $(BIN)/python tests/run.py
 
 .PHONY: test-interop
-test-interop: $(READY) ## Only the tests of a running broker: the official client, bare gRPC, faults
+test-interop: $(READY) ## Test a running broker: the official client, bare gRPC, faults
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/interop
 
 .PHONY: test-services
-test-services: $(READY) ## Test against MinIO, Azurite, fake-gcs-server, etcd 3.6, PostgreSQL, a REST catalog; builds them first
+test-services: $(READY) ## Test against MinIO, Azurite, fake-gcs-server, etcd 3.6, PostgreSQL, a REST catalog; builds them the first time
 	@$(BIN)/python tests/real/run.py
 
 .PHONY: test-clients
@@ -55,7 +55,7 @@ test-clients: $(READY) ## Test with the official Go, Rust and Java clients; buil
 	@$(BIN)/python tests/clients/run.py
 
 .PHONY: check
-check: $(READY) ## Format, lint, types, imports, the quick unit tests: under a minute
+check: $(READY) ## Check format, lint, types, imports, quick unit tests: under a minute
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && echo "check: format and lint are clean"
 	@$(BIN)/mypy --no-error-summary && echo "check: types are clean"
 	@$(BIN)/lint-imports --no-logo >/dev/null || { $(BIN)/lint-imports; exit 1; }
@@ -63,7 +63,7 @@ check: $(READY) ## Format, lint, types, imports, the quick unit tests: under a m
 	@$(BIN)/python -m pytest -q -n 2 -m "not slow" tests/unit tests/tidy/test_tidy.py
 
 .PHONY: format
-format: $(READY) ## Rewrite the sources in the project's format
+format: $(READY) ## Format the sources
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --fix --quiet .
 
 .PHONY: sim
@@ -83,18 +83,18 @@ bench-broker: $(READY) ## Measure the broker against its floors (about a quarter
 	@$(BIN)/python bench/broker.py
 
 .PHONY: bench-readback
-bench-readback: $(READY) ## Measure reading a topic back from its table against its floors; the last line is JSON
+bench-readback: $(READY) ## Measure reading from a table against its floors; the last line is JSON
 	@$(BIN)/python bench/readback.py
 
 .PHONY: bench-peers
-bench-peers: ## Fetch what the pipeline is measured against: Kafka, and Spark's source for it (needs Java and Maven)
+bench-peers: ## Fetch the peers of bench-pipeline: Kafka, and Spark's Kafka source (needs Java and Maven)
 	@mvn -q -B -f bench/peers/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.peers/lib
 	@for jar in org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3 org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.1.0-preview1 \
 	  org.apache.kafka:kafka-clients:3.9.1 org.apache.commons:commons-pool2:2.12.1; do \
 	  mvn -q -B dependency:copy -Dartifact=$$jar -DoutputDirectory=$(CURDIR)/.peers/spark || exit 1; done
 
 .PHONY: bench-pipeline
-bench-pipeline: $(READY) ## Measure the pipeline against Kafka and Spark (about twenty minutes; first make bench-peers)
+bench-pipeline: $(READY) ## Measure the pipeline against Kafka and Spark (about twenty minutes; run make bench-peers first)
 	@$(BIN)/python bench/pipeline.py
 
 .PHONY: protos
@@ -102,10 +102,10 @@ protos: $(READY) ## Compile protos/ to src/ister/rpc and stubs/, which are commi
 	@$(BIN)/python protos/generate.py
 
 .PHONY: lock
-lock: $(READY) ## Resolve requirements.lock anew (names, versions, hashes; no addresses)
+lock: $(READY) ## Resolve requirements.lock (names, versions, hashes; no addresses)
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-header --no-emit-find-links --python-version 3.11 --group dev pyproject.toml -o requirements.lock
 
 .PHONY: clean
-clean: ## Remove what make created
+clean: ## Remove generated files
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """Measure the broker against floors of the same run: server and client in a process each, alternating rounds, medians.
 
-The client is the same for both. Every answer and every delivery is checked as it comes. The last line is one JSON object;
-docs/performance.md says what each figure means and what limits it.
+The client is the same for both. Every answer and every delivery is checked. The last line is one JSON object;
+docs/performance.md explains the figures and their bottlenecks.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 GRPC_ROUNDS = 3
-"""From producer to consumer with clients of grpc.aio."""
+"""End to end with clients of grpc.aio."""
 PAYLOAD_BYTES = 200
 IN_FLIGHT = 64
 ROUND_MESSAGES = 100_000
-"""Five rounds store the backlog of 500,000 that is then caught up with."""
+"""Five rounds store the backlog of 500,000 that the catch-up stage reads."""
 FLOOR_MESSAGES = 20_000
 ALONE = 3_000
 WINDOW = 1000
@@ -47,14 +47,14 @@ TOPIC = "/default/backlog"
 
 
 class Backlog:
-    """Which payloads were stored, and which came back: each once."""
+    """Stored payloads, and a check that each is delivered once."""
 
     def __init__(self) -> None:
         self._stored = 0
         self._waiting: set[bytes] = set()
 
     def more(self, count: int) -> tuple[int, list[bytes]]:
-        """Return the next payloads, and the number of the first."""
+        """Return the next payloads, and the index of the first."""
         start = self._stored
         payloads = [b"%-*d" % (PAYLOAD_BYTES, number) for number in range(start, start + count)]
         self._stored += count
@@ -62,7 +62,7 @@ class Backlog:
         return start, payloads
 
     def check(self, _offset: int, payload: bytes) -> None:
-        self._waiting.remove(payload)  # an error when it was never stored, or comes a second time
+        self._waiting.remove(payload)  # an error if it was never stored, or is delivered twice
 
     @property
     def stored(self) -> int:
@@ -110,7 +110,7 @@ async def set_window(broker: BrokerProcess, topic: str, subscription: str) -> No
 
 
 async def produce_round(broker: BrokerProcess, floor: str, backlog: Backlog, figures: Figures) -> None:
-    """Send many at a time and one at a time, to the floor and to the broker."""
+    """Send to the floor and to the broker, with many and with one in flight."""
     async with connected(floor) as client:
         producer = await client.producer(TOPIC)
         payloads = [bytes(PAYLOAD_BYTES)] * FLOOR_MESSAGES
@@ -165,7 +165,7 @@ async def to_consumer(broker: BrokerProcess, number: int, figures: Figures) -> N
 
 
 async def fanout_round(broker: BrokerProcess, number: int, figures: Figures) -> None:
-    """One producer, ten subscriptions with a consumer each; the figure counts deliveries."""
+    """Measure one producer and ten subscriptions with one consumer each; the figure counts deliveries."""
     topic = f"/default/fanout-{number}"
     await create_topic(broker, topic)
     for sub in range(SUBSCRIPTIONS):
@@ -181,11 +181,11 @@ async def fanout_round(broker: BrokerProcess, number: int, figures: Figures) -> 
         figures.note("fanout_msgs_s", SUBSCRIPTIONS * FANOUT_MESSAGES / (time.perf_counter() - began))
 
 
-# --- at rest ----------------------------------------------------------------------------------------------------------
+# --- idle -------------------------------------------------------------------------------------------------------------
 
 
 async def many_topics(scratch: Path, figures: Figures) -> None:
-    """Start with nothing, make a thousand topics with a message each, start again with them, and do nothing."""
+    """Measure an empty broker, a start with a thousand topics of one message each, and the idle broker."""
     with BrokerProcess(scratch / "idle") as broker:
         await asyncio.sleep(1)
         figures.note("rss_mb", broker.rss_mb())
@@ -227,7 +227,7 @@ async def measure(scratch: Path) -> Figures:
         await create_topic(broker, TOPIC)
         await set_window(broker, TOPIC, "backlog")
         async with connected(broker.target) as client:
-            await client.consumer(TOPIC, "backlog")  # from here on everything is kept for it
+            await client.consumer(TOPIC, "backlog")  # retains everything from here on
         await rounds("producing", lambda _: produce_round(broker, floor, backlog, figures))
         assert backlog.stored == ROUNDS * ROUND_MESSAGES
         await rounds(
@@ -247,7 +247,7 @@ async def rounds(what: str, work: Callable) -> None:
 
 
 def report(figures: Figures) -> dict[str, float]:
-    """Print every figure, and return those that count."""
+    """Print every figure, and return the JSON figures."""
     ratios = {
         "unary_64_ratio": figures.median("unary_64_msgs_s") / figures.median("floor_unary_64_msgs_s"),
         "catchup_ratio": figures.median("catchup_msgs_s") / figures.median("floor_catchup_msgs_s"),

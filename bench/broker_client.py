@@ -1,6 +1,6 @@
-"""The client of bench/broker.py: the same calls to the broker and to its floor. Imports nothing of ours.
+"""The client of bench/broker.py: the same calls to the broker and to its floor. Imports nothing of ister.
 
-Every answer is checked as it comes: the number of the request, and of each delivery its offset and payload.
+Every answer is checked: the id of the request, and the offset and payload of each delivery.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Client:
 
 
 class Producer:
-    """Sends, and insists on its own number in each answer."""
+    """Sends, and checks its request id in each answer."""
 
     def __init__(self, call, topic: str, name: str, number: int) -> None:
         self._call = call
@@ -65,7 +65,7 @@ class Producer:
         assert answer.request_id == number, "the answer is for another request"
 
     async def send_all(self, start: int, payloads: list[bytes], in_flight: int) -> float:
-        """Send one message for each payload, so many at a time; returns seconds."""
+        """Send one message for each payload, with a limit of messages in flight; return seconds."""
         numbered = enumerate(payloads, start)
 
         async def lane() -> None:
@@ -77,7 +77,7 @@ class Producer:
         return time.perf_counter() - began
 
     async def latencies_us(self, start: int, payloads: list[bytes]) -> list[float]:
-        """Send one after the other; returns how long each took, sorted."""
+        """Send one after the other; return the sorted latencies."""
         times = []
         for number, payload in enumerate(payloads, start):
             began = time.perf_counter()
@@ -87,7 +87,7 @@ class Producer:
 
 
 class Consumer:
-    """Receives in order and acknowledges, many acknowledgements at a time."""
+    """Receives in order and acknowledges, with concurrent acknowledgements."""
 
     def __init__(self, stub, subscription: str, number: int) -> None:
         self._stub = stub
@@ -95,7 +95,7 @@ class Consumer:
         self.number = number
 
     async def drain(self, start: int, count: int, check: Callable[[int, bytes], None]) -> float:
-        """Receive and acknowledge so many messages from this offset on; returns seconds."""
+        """Receive and acknowledge `count` messages from this offset on; return seconds."""
         stream = self._stub.ReceiveMessages(api.ReceiveRequest(consumer_id=self.number))
         waiting: asyncio.Queue[api.StreamMessage | None] = asyncio.Queue()
 
@@ -104,7 +104,7 @@ class Consumer:
                 await self._ack(message)
 
         began = time.perf_counter()
-        async with asyncio.TaskGroup() as acking:  # one that fails ends the reading, too
+        async with asyncio.TaskGroup() as acking:  # a failed acknowledgement cancels the reader
             for _ in range(ACKS_IN_FLIGHT):
                 acking.create_task(acknowledge())
             for offset in range(start, start + count):
@@ -121,9 +121,9 @@ class Consumer:
         return spent
 
     async def follow(self, take: Callable[[api.StreamMessage], None], started: asyncio.Event) -> None:
-        """Receive and acknowledge until cancelled; `take` gets each message the moment it comes.
+        """Receive and acknowledge until cancelled; `take` gets each message on arrival.
 
-        However it ends, it fails when one of its acknowledgements was refused, or answered with another's number.
+        Raises if one of its acknowledgements was refused, or answered with another request id.
         """
         stream = self._stub.ReceiveMessages(api.ReceiveRequest(consumer_id=self.number))
         acks: list[asyncio.Task[None]] = []

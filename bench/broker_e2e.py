@@ -1,9 +1,8 @@
-"""How long a message takes from its producer to its consumer, at a thousand a second: three processes, each message checked.
+"""End-to-end latency at a thousand messages a second: three processes, each message checked.
 
-`e2e_1000` is with bare clients (bench/wire.py), `e2e_1000_grpc` with those that users have, of grpc.aio.
-Beside the broker, in turns, a relay that only hands bytes on: what this machine takes for the way alone. And how much of the
-machine others took meanwhile (steal, as the host of a virtual machine tells it): who is stopped for 10 ms keeps a dozen
-messages waiting, and fifty of five thousand decide the 99th percentile.
+`e2e_1000` is with bare clients (bench/wire.py), `e2e_1000_grpc` with clients of grpc.aio.
+The floor, in alternating rounds, is a relay that only forwards bytes. The CPU steal time of the virtual machine is reported,
+because a process that is stopped for 10 ms delays a dozen messages, and fifty of five thousand are the 99th percentile.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ SUBSCRIPTION = "sub"
 
 
 class Deliveries:
-    """When each message came, at one of several subscriptions; insists on every offset once, in order.
+    """Arrival times of messages at one subscription; checks that every offset is delivered once, in order.
 
-    Messages are counted by what their payload says: sends that are in flight together may be stored in any order.
+    Messages are identified by their payload: concurrent sends may be stored in any order.
     """
 
     def __init__(self, count: int) -> None:
@@ -91,7 +90,7 @@ async def grpc_round(target: str, topic: str, figures: Figures) -> None:
 
 @asynccontextmanager
 async def following(client: Client, topic: str, deliveries: list[Deliveries]) -> AsyncIterator[None]:
-    """Keep a consumer in each of so many subscriptions; fails when an acknowledgement did."""
+    """Run a consumer in each of several subscriptions; raise if an acknowledgement failed."""
     tasks = []
     for number, each in enumerate(deliveries):
         consumer = await client.consumer(topic, f"{SUBSCRIPTION}-{number}")
@@ -116,7 +115,7 @@ def note(figures: Figures, name: str, times: list[float]) -> None:
 
 
 async def e2e_times(target: str, topic: str) -> list[float]:
-    """Send by way of the broker, and acknowledge each message."""
+    """Send through the broker, and acknowledge each message."""
     deliveries = Deliveries(COUNT)
     client = Client(target)
     number = (await client.consumer(topic, f"{SUBSCRIPTION}-0")).number
@@ -144,7 +143,7 @@ async def e2e_times(target: str, topic: str) -> list[float]:
 
 
 async def relay_times(target: str) -> list[float]:
-    """Send by way of the relay."""
+    """Send through the relay."""
     deliveries = Deliveries(COUNT)
     host, _, port = target.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -164,14 +163,14 @@ async def relay_times(target: str) -> list[float]:
 
 
 async def paced(deliveries: Deliveries, kind: str, target: str, topic: str) -> list[float]:
-    """Have a process send, each message at its moment; a message's time begins when it was due, and ends at its consumer."""
+    """Run a process that sends each message at its due time; latency is measured from the due time to the consumer."""
     pacer = [Path(__file__).with_name("broker_pacer.py"), kind, target, topic, RATE, COUNT, PAYLOAD_BYTES]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *map(str, pacer), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     assert await process.stdout.readline() == b"ready\n", "the producer does not start"
     gc.collect()
-    gc.freeze()  # the broker is measured, not this process's collector
+    gc.freeze()  # keep this process's GC out of the measurement
     began = time.perf_counter() + 0.1
     await process.communicate(b"%r\n" % began)
     assert process.returncode == 0, "the producer has failed, and has said why"
@@ -180,7 +179,7 @@ async def paced(deliveries: Deliveries, kind: str, target: str, topic: str) -> l
 
 
 def steal_s() -> float:
-    """Return for how long processors of this machine were with others since it was started; 0 where nobody tells."""
+    """Return the CPU steal time since boot in seconds; 0 where it is not reported."""
     try:
         fields = Path("/proc/stat").read_text().partition("\n")[0].split()
     except OSError:

@@ -1,7 +1,7 @@
-"""What a gRPC server in Python can do at all: it answers, it streams, it keeps nothing. Imports nothing of ours.
+"""Floor for the broker: a grpc.aio server that answers and streams without storing. Imports nothing of ister.
 
-Run by bench/broker.py as a process of its own; prints its port. SendMessage is answered with the request's number.
-ReceiveMessages sends messages of PAYLOAD_BYTES without end, at most WINDOW of them not yet acknowledged.
+Run by bench/broker.py as a process of its own; prints its port. SendMessage is answered with the request's id.
+ReceiveMessages sends messages of PAYLOAD_BYTES endlessly, with at most WINDOW of them unacknowledged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from danube.proto import DanubeApi_pb2_grpc as api_grpc
 
 
 class Producing(api_grpc.ProducerServiceServicer):
-    """Answers, and no more."""
+    """Answers without storing."""
 
     async def CreateProducer(self, request, _context):  # noqa: N802  # the protocol's name
         return api.ProducerResponse(request_id=request.request_id, producer_id=1, producer_name=request.producer_name)
@@ -26,7 +26,7 @@ class Producing(api_grpc.ProducerServiceServicer):
 
 
 class Consuming(api_grpc.ConsumerServiceServicer):
-    """Streams the same message again and again, within the window."""
+    """Streams the same message repeatedly, within the window."""
 
     def __init__(self, window: int, payload_bytes: int) -> None:
         self._window = window

@@ -1,8 +1,8 @@
-"""A producer at a steady rate, in a process of its own as producers are. Imports nothing of ours.
+"""A producer with a constant rate, in a process of its own. Imports nothing of ister.
 
-Run by bench/broker_e2e.py: says "ready", reads the moment to begin at (CLOCK_MONOTONIC, which all processes of a machine share),
-and sends message number i so many seconds later as the rate says, whether or not those before it are answered. To a topic of
-the broker, by a bare client or by one of grpc.aio; or to the relay.
+Run by bench/broker_e2e.py: prints "ready", reads the start time (CLOCK_MONOTONIC, shared by all processes of a machine), and
+sends message i at i / rate seconds after it, without waiting for earlier answers: to a topic of the broker, with a bare or a
+grpc.aio client, or to the relay.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def pace(rate: int, count: int, payload_bytes: int, send: Callable[[int, b
     print("ready", flush=True)
     began = float(sys.stdin.readline())
     gc.collect()
-    gc.freeze()  # the broker is measured, not this process's collector
+    gc.freeze()  # keep this process's GC out of the measurement
     for number in range(count):
         wait = began + number / rate - time.perf_counter()
         if wait > 0:
@@ -78,7 +78,7 @@ async def relay(target: str, _topic: str, *numbers: int) -> None:
 
 
 def precise_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop that wakes up at the moment it was told; the usual one, of whole milliseconds, is late by half of one."""
+    """Return an event loop with precise timers; the default one rounds to milliseconds and is half of one late on average."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 

@@ -1,4 +1,4 @@
-"""Processes for bench/broker.py: the broker, as its users start it, and the servers that are its floors."""
+"""Processes for bench/broker.py: `ister serve` and the servers of the floors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 READY_S = 60.0
 DESCRIPTORS = 1024
-"""The limit that the broker gets along with: soft and hard, as it raises its soft limit to the hard one when it starts."""
+"""Soft and hard limit of open files: the broker raises its soft limit to the hard one when it starts."""
 
 
 def floor_server(window: int, payload_bytes: int) -> AbstractContextManager[str]:
-    """Run the floor's server; gives its address."""
+    """Run the floor's server; yield its address."""
     return _server(broker_floor.__file__, str(window), str(payload_bytes))
 
 
 def relay_server() -> AbstractContextManager[str]:
-    """Run the relay; gives its address."""
+    """Run the relay; yield its address."""
     return _server(broker_relay.__file__)
 
 
@@ -89,7 +89,7 @@ class BrokerProcess:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024 / 1e6
 
     def descriptors(self) -> int:
-        """Return how many files and connections it has open."""
+        """Return the number of open files and connections."""
         return len(list(Path(f"/proc/{self._process.pid}/fd").iterdir()))
 
     def cpu_s(self) -> float:

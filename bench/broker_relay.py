@@ -1,7 +1,7 @@
-"""What this machine can do at all from a process to a process by way of a third: bytes over TCP, handed on. Imports nothing of ours.
+"""Floor for end-to-end latency: a process that forwards bytes over TCP between two others. Imports nothing of ister.
 
-Run by bench/broker_e2e.py as a process of its own; prints its port. Who says "C" first is the consumer; what others send is
-sent on to him, and each of them is answered with a byte.
+Run by bench/broker_e2e.py as a process of its own; prints its port. The connection that first
+sends "C" is the consumer; messages of others are forwarded to it, and each is answered with a byte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Relay(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._consumes:
-            return  # he acknowledges
+            return  # an acknowledgement
         if data == b"C":
             self._consumes, Relay.consumer = True, self._transport
             self._transport.write(b"C")

@@ -1,7 +1,7 @@
 """Measure the object tier against floors of the same run: 1 GiB of 200-byte messages, alternating rounds, medians.
 
-Every round's result is read back and checked before it counts. The last line is one JSON object; docs/performance.md
-says what each figure means and what limits it.
+The result of every round is read back and verified. The last line is one JSON object; docs/performance.md
+explains the figures and their bottlenecks.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def floor_put(objects: Objects, root: Path, figures: Figures) -> None:
 
 
 class Producer:
-    """Appends a message for each time stamp that a process of its own sends, a thousand a second.
+    """Appends a message for each timestamp from the pacer process, a thousand a second.
 
-    A message's time begins when that process asks, so a loop that is busy elsewhere cannot hide it.
+    Latency is measured from the timestamp, so a blocked event loop is included.
     """
 
     def __init__(self, wal: Wal) -> None:
@@ -118,7 +118,7 @@ class Producer:
             self.started.set()
 
     async def verify(self) -> None:
-        """Insist that every message is there, at its offset."""
+        """Check that every message is stored at its offset."""
         assert self.offsets == list(range(self.offsets[0], self.offsets[0] + len(self.offsets)))
         reader = self._wal.create_reader(StartPosition.offset(self.offsets[0]))
         await verify_messages(reader, range(self.offsets[0], self.offsets[-1] + 1))
@@ -158,7 +158,7 @@ def floor_scan(objects: Objects, figures: Figures) -> None:
 
 
 async def read_all(reader, count: int) -> float:
-    """Read so many messages, one at a time; returns seconds."""
+    """Read `count` messages, one at a time; return seconds."""
     began = time.perf_counter()
     seen = 0
     async for _ in reader:
@@ -171,7 +171,7 @@ async def read_all(reader, count: int) -> float:
 
 
 async def read_rounds(wal: Wal, scratch: Path, figures: Figures) -> None:
-    """Read everything from objects; then one half from objects and the other from the log."""
+    """Read everything from objects; then half from objects and half from the log."""
     stop = wal.next_offset
     async with objects_of(wal, scratch / "read") as objects:
         await objects.uploader.drain()
@@ -196,7 +196,7 @@ async def read_rounds(wal: Wal, scratch: Path, figures: Figures) -> None:
 
 
 async def seek(objects: Objects, stop: int, figures: Figures) -> None:
-    """Read one message at a time, each from another place in all objects."""
+    """Read one message at a time, each at a random offset."""
     places = random.Random(1)
     times_ms = []
     for _ in range(SEEKS):
@@ -234,7 +234,7 @@ async def measure(scratch: Path) -> Figures:
     for number in range(ROUNDS):
         show(f"uploading, round {number + 1} of {ROUNDS}")
         await upload_round(wal, scratch, figures)
-    # As a server does once it has started: a full collection walks all that was imported, for 60 to 100 ms.
+    # As the broker does after its start: a full collection of everything imported takes 60 to 100 ms.
     gc.collect()
     gc.freeze()
     await read_rounds(wal, scratch, figures)
@@ -256,7 +256,7 @@ async def measure(scratch: Path) -> Figures:
 
 
 def report(figures: Figures) -> dict[str, float]:
-    """Print every figure, and return those that count."""
+    """Print every figure, and return the JSON figures."""
     ratios = {
         "upload_ratio": figures.median("upload_mb_s") / figures.median("floor_put_mb_s"),
         "cloud_read_ratio": figures.median("cloud_read_msgs_s") / figures.median("floor_scan_msgs_s"),

@@ -1,7 +1,7 @@
-"""How much memory uploading or reading a whole backlog takes over idle, in a process of its own.
+"""Memory over idle while a whole backlog is uploaded or read, in a process of its own.
 
-Run by bench/cloud.py. Idle means: everything imported, compiled and opened, and a hundred messages uploaded and read before; what
-that left unused on the heap is given back first, so that it hides nothing.
+Run by bench/cloud.py. Idle means: everything is imported, compiled and opened, a hundred messages were uploaded and read, and
+the unused heap was trimmed, so that it hides nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ister.wal import Wal
 
 
 def memory_mib(field: str) -> float:
-    """Return VmRSS (now) or VmHWM (the most since `forget_peak`) of this process."""
+    """Return VmRSS (now) or VmHWM (the maximum since `forget_peak`) of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
@@ -37,7 +37,7 @@ def forget_peak() -> None:
 
 
 async def upload(scratch: Path) -> tuple[float, float, float]:
-    """Upload the log; returns memory at idle, its peak in the first quarter, its peak."""
+    """Upload the log; return memory at idle, its peak in the first quarter, and its peak."""
     wal = await Wal.with_config(log_config(scratch / "log", FILE_BYTES))
     async with objects_of(wal, scratch / "upload-memory") as objects:
         await objects.uploader.recover(log_is_open=True)
@@ -55,7 +55,7 @@ async def upload(scratch: Path) -> tuple[float, float, float]:
 
 
 async def read(scratch: Path) -> tuple[float, float, float]:
-    """Read the objects that the bench has made; returns the same three."""
+    """Read the uploaded objects; return the same three figures."""
     metadata = await SqliteMetadata.open(scratch / "seek" / "metadata.db", read_only=True)
     catalog = ObjectCatalog(metadata, "/danube-data", TOPIC, 1)
     last = await catalog.last()

@@ -1,4 +1,4 @@
-"""What the bench of the object tier works on: messages that follow from their number, a log, and objects of it."""
+"""Test data of bench/cloud.py: deterministic messages, a log, and its objects."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def log_config(directory: Path, max_bytes: int) -> WalConfig:
 
 
 async def fill(wal: Wal, size: int) -> None:
-    """Append whole batches until the log has so many bytes, and sync them."""
+    """Append whole batches until the log has the given size, and sync them."""
     written = wal.synced_bytes.value
     while wal.synced_bytes.value - written < size:
         for _ in range(10):
@@ -79,7 +79,7 @@ class Objects:
         return sum(path.stat().st_size for path in self.paths())
 
     def verify_bytes(self) -> None:
-        """Insist that the objects, one after the other, are the log's files, byte for byte."""
+        """Check that the objects, concatenated, equal the log's files."""
         objects = iter(self.paths())
         for segment in self.wal.segments():
             with segment.path.open("rb") as file:
@@ -107,7 +107,7 @@ async def objects_of(wal: Wal, directory: Path):
 
 
 async def verify_messages(reader, span: range) -> None:
-    """Insist that a reader gives exactly these messages."""
+    """Check that a reader returns exactly these messages."""
     at = span.start
     while at < span.stop:
         messages = await reader.read()

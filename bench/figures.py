@@ -1,4 +1,4 @@
-"""What several benchmarks share: the figures of their rounds, and telling how far they are."""
+"""Shared by benchmarks: the figures of rounds, and progress output."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class Figures:
 
 
 def show(line: str) -> None:
-    """Tell people; stdout is for figures."""
+    """Print progress to stderr; stdout is for figures."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What the machine can do at all: the plainest loops that move the same bytes. Imports nothing of ours."""
+"""Floors: the simplest loops that process the same bytes. Imports nothing of ister."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRAME_HEAD = struct.Struct("<QII")
 
 
 def write(path: str, payloads: list[bytes], names: tuple[bytes, bytes]) -> float:
-    """Pack each payload as one frame with struct, checksum header and body, one os.write a MiB; returns seconds."""
+    """Pack each payload as one frame with struct, checksum header and body, one os.write per MiB; return seconds."""
     name, addr = names
     text = name + addr
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -45,7 +45,7 @@ def write(path: str, payloads: list[bytes], names: tuple[bytes, bytes]) -> float
 
 
 def scan(data: bytes) -> tuple[float, int]:
-    """Walk frames: struct unpack of the header, one zlib.crc32 over the body; returns seconds and frames."""
+    """Walk frames: struct unpack of the header, one zlib.crc32 over the body; return seconds and frames."""
     began = time.perf_counter()
     unpack, crc32 = FRAME_HEAD.unpack_from, zlib.crc32
     view = memoryview(data)
@@ -60,7 +60,7 @@ def scan(data: bytes) -> tuple[float, int]:
 
 
 def sync(path: str, frame: bytes, count: int) -> float:
-    """Write one frame and fdatasync, again and again; returns seconds."""
+    """Write one frame and fdatasync, repeatedly; return seconds."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     began = time.perf_counter()
     for _ in range(count):
@@ -72,7 +72,7 @@ def sync(path: str, frame: bytes, count: int) -> float:
 
 
 def put(root: str, objects: Iterable[tuple[str, bytes]]) -> float:
-    """Write each object with OpenDAL alone, then sync the file and its directory; returns seconds."""
+    """Write each object with OpenDAL alone, then sync the file and its directory; return seconds."""
     operator = opendal.Operator("fs", root=root)
     spent = 0.0
     for name, data in objects:

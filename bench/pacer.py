@@ -1,4 +1,4 @@
-"""A producer's clock: write the time to stdout a thousand times a second, whether anybody keeps up or not."""
+"""A producer's clock: write the time to stdout a thousand times a second, independent of the reader."""
 
 import os
 import struct

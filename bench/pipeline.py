@@ -1,8 +1,7 @@
-"""Measure the pipeline: its throughput against Kafka and Spark's own sink, its freshness, ticks, and what a long trickle costs.
+"""Measure the pipeline: throughput against Kafka and Spark's own sink, freshness, micro-batches, and an hour of a trickle.
 
-Each stage is a process with a Spark session of its own; sessions start outside of what is measured. The last line is one
-JSON object; docs/performance.md says what each figure means. `make bench-peers` first: without Kafka its side is left out,
-which is said, and its figures are null.
+Each stage is a process with a Spark session of its own; session start is not measured. The last line is one
+JSON object; docs/performance.md explains the figures. Run `make bench-peers` first: without Kafka its figures are null.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A clock that only moves when it is told, for tables whose hour is over in minutes.
+"""A virtual clock, so that an hour of commits takes minutes.
 
-Our commits ask it (`LakeCatalog(now_ms=...)`), and so does maintenance (`Upkeep(now_ms=...)`). Iceberg's procedures run in Java, whose
-clock nobody can inject: what it has stamped is stamped again, by this clock, before the next commit. So the virtual hour
-must lie in the past: Java refuses to go on from a snapshot of the future.
+Our commits use it (`LakeCatalog(now_ms=...)`), and so does maintenance (`Upkeep(now_ms=...)`). The clock of Iceberg's Java
+procedures cannot be injected: their timestamps are replaced by this clock's before the next commit. So the virtual hour
+must be in the past: Java refuses to commit after a snapshot of the future.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class VirtualClock:
-    """Milliseconds since 1970, as far as it was set."""
+    """Milliseconds since 1970, set by its user."""
 
     def __init__(self, ms: int) -> None:
         self.ms = ms
@@ -27,7 +27,7 @@ class VirtualClock:
 
 
 def stamp_again(catalog: Catalog, name: str, clock: VirtualClock) -> None:
-    """Have nothing in a table's metadata be younger than the clock says; nobody else commits meanwhile."""
+    """Lower the timestamps in a table's metadata to this clock; no other commit may run."""
 
     def not_younger(entries):
         return [one.model_copy(update={"timestamp_ms": min(one.timestamp_ms, clock.ms)}) for one in entries]
@@ -45,5 +45,5 @@ def stamp_again(catalog: Catalog, name: str, clock: VirtualClock) -> None:
     version = int(table.metadata_location.rpartition("/")[2].partition("-")[0]) + 1
     location = f"{table.location()}/metadata/{version:05d}-{uuid.uuid4()}.metadata.json"
     ToOutputFile.table_metadata(metadata, table.io.new_output(location))
-    catalog.drop_table(name)  # the row alone: its files stay
+    catalog.drop_table(name)  # removes the catalog row only; the files stay
     catalog.register_table(name, location)

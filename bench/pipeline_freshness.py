@@ -1,9 +1,8 @@
-"""How long a message takes from the log to a committed snapshot: 20 topics at 1,000 messages a second together.
+"""Freshness: time from the log to a committed snapshot, of 20 topics with 1,000 messages a second in total.
 
-A message's time ends when the commit that holds it has returned: from then on every query sees it. Three phases of 40 s: the
-first one makes the tables and is not counted, the second has the machine to itself, beside the third one table after the other
-is compacted. A figure counts only when the producer has kept its rate; that of the third phase only when something was
-compacted meanwhile, whose number is `compactions`.
+It ends when the commit has returned: from then on every query sees the message. Three phases of 40 s: the first creates the
+tables and is not measured, the second runs alone, during the third one table after the other is compacted. A figure is valid
+only if the producer kept its rate; that of the third phase only if something was compacted (`compactions`).
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ RATE = 1000
 SIZE = 200
 SECONDS = 40
 EACH = RATE * SECONDS // len(TOPICS)
-"""How many messages a phase sends to each topic."""
+"""Messages per phase and topic."""
 LATE = 1.05
-"""A producer that took longer than planned by more than this had another rate."""
+"""Tolerance of the producer's duration; beyond it, the rate was not kept."""
 WAIT_S = 120.0
-"""For how long the tables may be behind a producer that has ended."""
+"""Time limit for the tables to catch up after the producer has ended."""
 PACE = Pace(flush_s=1.0, least_s=1.0, rows=1000, bytes=128 << 20)
 
 
 class TimedWriter(TopicWriter):
-    """Notes when each commit has returned."""
+    """Records when each commit returned."""
 
     commits: list[tuple[float, str, int]]
     reached: dict[str, int]
@@ -67,7 +66,7 @@ def table_of(topic: str) -> str:
 
 
 def produce(target: str) -> None:
-    """Send at the rate, to each topic the same number of messages."""
+    """Send at the rate, evenly over the topics."""
     script = Path(__file__).with_name("pipeline_producer.py")
     words = [target, str(SECONDS), str(RATE), str(SIZE), *TOPICS]
     with subprocess.Popen(
@@ -88,7 +87,7 @@ def produce(target: str) -> None:
 
 
 def phase(writer: TimedWriter, running: Future[None], target: str, number: int) -> None:
-    """Produce, and wait until the tables have it all."""
+    """Produce, and wait until the tables hold everything."""
     writer.commits = []
     produce(target)
     deadline = time.monotonic() + WAIT_S
@@ -97,11 +96,11 @@ def phase(writer: TimedWriter, running: Future[None], target: str, number: int) 
             running.result()
             raise RuntimeError("the writer has ended")
         assert time.monotonic() < deadline, f"{WAIT_S:.0f} s after the last message these tables are behind: {behind}"
-        time.sleep(0.05)  # between two looks
+        time.sleep(0.05)  # poll interval
 
 
 def ages(directory: Path, writer: TimedWriter, number: int) -> np.ndarray:
-    """Return the seconds of each message of a phase from the log to its commit."""
+    """Return the seconds from log to commit of each message of a phase."""
     lake = lake_in(directory)
     found = []
     for name in TOPICS:
@@ -120,18 +119,18 @@ def ages(directory: Path, writer: TimedWriter, number: int) -> np.ndarray:
 
 @contextmanager
 def compacting(pool: ThreadPoolExecutor, upkeep: Upkeep) -> Iterator[list[int]]:
-    """Compact beside what is done meanwhile; when that ends, gives how many compactions rewrote something."""
+    """Compact in the background of the with block; then append the number of compactions that rewrote files."""
     stop, told = threading.Event(), list[int]()
     work = pool.submit(compact, upkeep, stop)
     try:
         yield told
     finally:
         stop.set()
-        told.append(work.result())  # or what it has failed with
+        told.append(work.result())  # or raises its exception
 
 
 def compact(upkeep: Upkeep, stop: threading.Event) -> int:
-    """Maintain one table after the other until told to stop; returns how many compactions rewrote something."""
+    """Maintain one table after the other until stopped; return the number of compactions that rewrote files."""
     seen: Counter[str] = Counter()
     compactions = 0
     while not stop.is_set():
@@ -162,7 +161,7 @@ def main(scratch: Path) -> dict[str, float]:
             loop = Loop(writer, client, PACE, lambda _: None)
             running = pool.submit(loop.run)
             try:
-                phase(writer, running, broker.target, 1)  # the first ticks import, compile and make tables
+                phase(writer, running, broker.target, 1)  # the first micro-batches import, compile and create tables
                 phase(writer, running, broker.target, 2)
                 quiet = ages(home, writer, 2)
                 with compacting(pool, upkeep) as told:

@@ -20,7 +20,7 @@ PARTITIONS = 2
 HEAP = "1G"
 MAIN = "kafka.Kafka"
 ZSTD_LEVEL = 1
-"""What pyarrow writes unless it is told otherwise; Iceberg's own would be 3."""
+"""The default of pyarrow; Iceberg's own would be 3."""
 CONFIG = """
 process.roles=broker,controller
 node.id=1
@@ -37,12 +37,12 @@ transaction.state.log.min.isr=1
 
 
 def jars() -> list[Path]:
-    """Return what Spark needs to read Kafka; none when `make bench-peers` was not run."""
+    """Return the jars of Spark's Kafka source; none if `make bench-peers` was not run."""
     return sorted((PEERS / "spark").glob("*.jar"))
 
 
 def version() -> str:
-    """Return which Kafka it is."""
+    """Return the version of Kafka."""
     return next((PEERS / "lib").glob("kafka-server-[0-9]*.jar")).stem.rpartition("-")[2]
 
 
@@ -54,7 +54,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def kafka(directory: Path) -> Iterator[str]:
-    """Run a broker; gives its address."""
+    """Run a broker; yield its address."""
     directory.mkdir()
     port = free_port()
     properties = directory / "server.properties"
@@ -93,8 +93,8 @@ def fill(spark: SparkSession, address: str, topic: str, parquet: str) -> None:
     admin = java.org.apache.kafka.clients.admin.AdminClient.create({"bootstrap.servers": address})
     optional = java.java.util.Optional
     made = java.org.apache.kafka.clients.admin.NewTopic(topic, optional.of(PARTITIONS), optional.empty())
-    # Not left to the first message: once, on a busy machine, a topic made so never took its last batch, and the producer gave
-    # up after two minutes. Whether that was the reason is not known.
+    # Not created by the first message: once, on a busy machine, such a topic never accepted its last batch, and the producer
+    # timed out after two minutes. The cause is not known.
     admin.createTopics([made]).all().get()
     admin.close()
     rows = spark.read.parquet(parquet).selectExpr("payload AS value")
@@ -102,7 +102,7 @@ def fill(spark: SparkSession, address: str, topic: str, parquet: str) -> None:
 
 
 def carry(spark: SparkSession, address: str, topic: str, table: str) -> None:
-    """Carry a whole topic to a table, in one commit: planning, reading, writing, committing."""
+    """Write a whole topic to a table, in one commit: planning, reading, writing, committing."""
     source = (
         spark.read.format("kafka")
         .option("kafka.bootstrap.servers", address)
@@ -117,7 +117,7 @@ def carry(spark: SparkSession, address: str, topic: str, table: str) -> None:
 
 
 def create(spark: SparkSession, table: str) -> None:
-    """Make the table that it is carried to: our columns, as far as Kafka has them, our codec and its level."""
+    """Create the table: our columns, as far as Kafka has them, our codec and its level."""
     spark.sql(
         f"CREATE TABLE {table} (topic_offset bigint, partition int, append_time timestamp, routing_key binary, payload binary) "
         "USING iceberg PARTITIONED BY (days(append_time)) "

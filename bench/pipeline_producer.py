@@ -1,6 +1,6 @@
-"""A producer to many topics at a steady rate together, in a process of its own. Imports nothing of ours.
+"""A producer to many topics with a constant total rate, in a process of its own. Imports nothing of ister.
 
-Run by bench/pipeline_freshness.py: says "ready", then sends for so many seconds, and says how many were answered.
+Run by bench/pipeline_freshness.py: prints "ready", sends for the given seconds, and prints the number of answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def main(target: str, seconds: float, rate: int, size: int, topics: list[s
         wait = began + due - time.perf_counter()
         if wait > 0:
             await asyncio.sleep(wait)
-        while len(sends) >= 64:  # the broker is slower than the rate: it, and not a queue of ours, is measured
+        while len(sends) >= 64:  # the broker is slower than the rate: do not queue here
             await asyncio.wait(sends, return_when=asyncio.FIRST_COMPLETED)
         task = asyncio.create_task(producers[number % len(producers)].send(number, bytes(size)))
         sends.add(task)

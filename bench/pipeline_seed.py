@@ -1,4 +1,4 @@
-"""Topics with messages for bench/pipeline.py, written to the log by the storage itself: gRPC would take an hour."""
+"""Seed topics for bench/pipeline.py directly through the storage: gRPC would take an hour."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = 50_000
 
 
 def payloads(start: int, count: int, size: int) -> pa.Array:
-    """Return payloads that hardly compress and tell their number."""
+    """Return payloads that hardly compress and contain their index."""
     rng = np.random.default_rng(start)
     data = rng.integers(32, 127, size=(count, size), dtype=np.uint8)
     numbers = np.arange(start, start + count)
@@ -43,7 +43,7 @@ def batch(start: int, count: int, size: int) -> pa.RecordBatch:
 
 
 async def seed(data_dir: Path, topics: dict[str, int], size: int) -> None:
-    """Append so many messages to each topic; the topics exist, and no broker runs."""
+    """Append the given number of messages to each topic; the topics must exist, and no broker may run."""
     config = load(None, data_dir).config
     metadata, store = await open_metadata(config, read_only=False), open_store(config)
     factory = WalStorageFactory(topics_config(config), store=store, metadata=metadata)

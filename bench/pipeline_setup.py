@@ -1,4 +1,4 @@
-"""What the stages of bench/pipeline.py share: a seeded broker, a session, a writer, processes to look at."""
+"""Shared by the stages of bench/pipeline.py: a seeded broker, a session, a writer, process statistics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TARGET_FILE_BYTES = 64 << 20
 
 @contextmanager
 def seeded_broker(directory: Path, topics: dict[str, int], size: int) -> Iterator[BrokerProcess]:
-    """Run a broker whose topics hold so many messages."""
+    """Run a broker with seeded topics."""
     os.environ["ISTER_PIPELINE_TOKEN"] = TOKEN
 
     async def create(broker: BrokerProcess) -> None:
@@ -48,7 +48,7 @@ def seeded_broker(directory: Path, topics: dict[str, int], size: int) -> Iterato
 
 
 def lake_in(directory: Path, now_ms: Callable[[], int] = wall_ms) -> LakeCatalog:
-    """Open a lake of its own."""
+    """Open a separate lake."""
     directory.mkdir(parents=True, exist_ok=True)
     return LakeCatalog.open(*catalog_properties(load(None, directory).config), now_ms=now_ms)
 
@@ -62,7 +62,7 @@ def writer_on(
     only: tuple[str, ...] = (),
     kind: type[TopicWriter] = TopicWriter,
 ) -> Iterator[tuple[TopicWriter, BrokerClient]]:
-    """Give a writer that has registered."""
+    """Yield a registered writer."""
     client = BrokerClient(broker.target, TOKEN)
     settings = WriterSettings(
         Reach({}, "memory", "none", {}), choice=Choice(only), target_file_bytes=TARGET_FILE_BYTES, cores=CORES
@@ -77,7 +77,7 @@ def writer_on(
 
 
 def verify(directory: Path, table: str, rows: int) -> None:
-    """Insist on count = count distinct = rows, by a reader of its own."""
+    """Check count = count distinct = rows, with an independent reader."""
     from pyiceberg.catalog import load_catalog  # noqa: PLC0415  # not measured
 
     name, properties = catalog_properties(load(None, directory).config)
@@ -90,7 +90,7 @@ def verify(directory: Path, table: str, rows: int) -> None:
 
 
 def tree(pid: int) -> dict[int, str]:
-    """Return a process and all below it, with their command lines."""
+    """Return a process and its descendants, with their command lines."""
     parents: dict[int, list[int]] = {}
     commands: dict[int, str] = {}
     for path in Path("/proc").glob("[0-9]*"):
@@ -109,10 +109,10 @@ def tree(pid: int) -> dict[int, str]:
 
 
 def cpu_s(pids) -> float:
-    """Return the seconds of processor that processes have used, with children that have ended."""
+    """Return the CPU seconds of processes, with their ended children."""
     total = 0
     for pid in pids:
-        with suppress(FileNotFoundError):  # it has ended meanwhile: its parent tells the next time
+        with suppress(FileNotFoundError):  # it has ended; its parent reports it next time
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             total += sum(map(int, fields[11:15]))
     return total / os.sysconf("SC_CLK_TCK")
@@ -124,6 +124,6 @@ def memory_mb(pid: int, field: str) -> float:
 
 
 def worker_peak_mb() -> float:
-    """Return the most memory that a Python worker of ours had."""
+    """Return the peak memory of our Python workers."""
     workers = [pid for pid, command in tree(os.getpid()).items() if "pyspark.daemon" in command]
     return max(memory_mb(pid, "VmHWM") for pid in workers)

@@ -1,10 +1,10 @@
-"""2,000,000 messages of 200 bytes, from a log to a table, and from Kafka to a table: best of three, in turns, on local[2].
+"""2,000,000 messages of 200 bytes, from a log to a table, and from Kafka to a table: best of three alternating rounds, on local[2].
 
-Both sides have had a first run of 1,000 messages, write zstd of one level, and make one commit, which is read from their
-tables after each round. Without `make bench-peers` there is no Kafka: its figures are null.
+Both sides are warmed up with 1,000 messages, write zstd of the same level, and make one commit, which is read from their
+tables after each round. Without `make bench-peers` the figures of Kafka are null.
 
-`cpu_s` is what our best round took of processors: the driver, Java, its Python workers, and our broker, those that were
-started during the round included. Kafka's broker, which idles meanwhile, is not.
+`cpu_s` is the CPU time of our best round: the driver, Java, its Python workers, and our broker, including processes
+started during the round, without Kafka's idle broker.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ ROUNDS = 3
 TOPIC = "/default/bench"
 WARM, WARM_MESSAGES = "/default/warm", 1000
 HEAP = "2g"
-"""Of the one session that runs both sides: Kafka's runs in Java, and needs room there."""
+"""Of the one session that runs both sides: Kafka's source runs in Java and needs heap."""
 
 
 def ours(spark, broker, directory: Path, rows: int, topic: str) -> tuple[float, float]:
-    """Carry everything to a new table; returns seconds, and seconds of processor."""
+    """Write everything to a new table; return seconds, and CPU seconds."""
     table = topic.strip("/").replace("/", ".")
     lake = lake_in(directory)
     with writer_on(spark, broker, lake, only=(topic,)) as (writer, _):
@@ -72,12 +72,12 @@ def ours(spark, broker, directory: Path, rows: int, topic: str) -> tuple[float, 
 
 
 def used_s() -> float:
-    """Return what this process and all below it have used, but for the peer; a difference counts who was born in between."""
+    """Return the CPU seconds of this process and its descendants without the peer, including those started in between."""
     return cpu_s(pid for pid, command in tree(os.getpid()).items() if peer.MAIN not in command.split())
 
 
 def kafkas(spark, address: str, rows: int, topic: str, name: str) -> float:
-    """Carry everything to a new table; returns seconds."""
+    """Write everything to a new table; return seconds."""
     table = f"ister.peer.{name}"
     peer.create(spark, table)
     began = time.perf_counter()
@@ -126,7 +126,7 @@ def payloads_file(path: Path, count: int) -> str:
 
 
 def in_turns(spark, broker, scratch: Path) -> tuple[list[tuple[float, float]], list[float]]:
-    """Return the rounds of both sides, each after a first run that is not counted."""
+    """Return the rounds of both sides, each after a warm-up."""
     ours(spark, broker, scratch / "warm", WARM_MESSAGES, WARM)
     if not peer.jars():
         return [ours(spark, broker, scratch / f"ours-{n}", MESSAGES, TOPIC) for n in range(ROUNDS)], []

@@ -1,8 +1,8 @@
-"""What a tick costs with 20 and with 200 topics that all have something, and what a driver of 200 topics holds.
+"""Duration of a micro-batch with 20 and with 200 active topics, and the driver's memory with 200.
 
-`driver_mb_200` is the peak: the most that Java ever had in memory and the most that the driver's Python ever had, added up,
-which is never less than what both had together at a moment. The producers are in that Python too; the broker, and the
-workers of Spark's tasks, are not counted. `driver_now_mb_200` is what both held after the last tick.
+`driver_mb_200` is the sum of the peaks of Java and of the driver's Python, an upper bound of their common peak. That Python
+includes the producers; the broker and the workers of Spark's tasks are not counted. `driver_now_mb_200` is the memory of both
+after the last micro-batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def produce(target: str, topics: list[str]) -> None:
 
 
 def ticks(spark, broker, home: Path, topics: list[str]) -> tuple[float, float, float]:
-    """Return the median of some ticks, in ms, each of which finds a few messages in every topic; the driver's memory: peak, now."""
+    """Return the median duration in ms of micro-batches with a few messages in every topic; the driver's memory: peak, now."""
     with writer_on(spark, broker, lake_in(home), only=tuple(topics)) as (writer, _):
         times = []
         for number in range(TICKS + 1):
@@ -54,7 +54,7 @@ def ticks(spark, broker, home: Path, topics: list[str]) -> tuple[float, float, f
         peak, now = driver_mb("VmHWM"), driver_mb("VmRSS")
     for topic in topics[:3]:
         verify(home, topic.strip("/").replace("/", ".").replace("-", "_"), EACH * (TICKS + 1))
-    return statistics.median(times[1:]), peak, now  # the first one makes the tables
+    return statistics.median(times[1:]), peak, now  # the first one creates the tables
 
 
 def driver_mb(field: str) -> float:

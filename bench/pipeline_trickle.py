@@ -1,16 +1,15 @@
-"""An hour of a table that gets ten rows every second: 3,600 ticks back to back on a virtual clock, maintained as by default.
+"""An hour of a table with ten rows a second: 3,600 consecutive micro-batches on a virtual clock, with default maintenance.
 
-Ticks are a second apart on that clock: snapshots are stamped by it, and expiry and maintenance go by it. A round of
-maintenance comes when it says that the interval is over. Real are the broker, the producer, and all of TopicWriter's tick
-but one thing: its works are done in this process, where a tick has a Spark job. 3,600 jobs would take too long (half an
-hour, by estimate), and should leave the same table. Maintenance is Spark's, as always; it comes between two ticks, not
-beside them. The rows' own append_time is the broker's, and real.
+Micro-batches are a second apart on that clock, which also determines snapshot timestamps, expiry and maintenance. Broker,
+producer and TopicWriter are real, except that tasks run in this process instead of in a Spark job: 3,600 jobs would take too
+long (half an hour, by estimate) and should leave the same table. Maintenance runs on Spark, between two micro-batches, not
+concurrently. The rows' append_time is the broker's real clock.
 
-    commit_ms_10, commit_ms_1000    median time of a commit to the table around the 10th and the 1,000th
-    snapshots, manifests            the most that the table had, looked at after every tick and every procedure
-    files_live_max                  the most live data files, looked at as often
-    files_live_before_last_round    live data files after the last tick, before the round of maintenance that ends the hour
-    files_live_after_1h_trickle     live data files after that round: what the hour leaves
+    commit_ms_10, commit_ms_1000    median duration of commits around the 10th and the 1,000th
+    snapshots, manifests            maxima, read after every micro-batch and every procedure
+    files_live_max                  maximum of live data files, read as often
+    files_live_before_last_round    live data files after the last micro-batch, before the final round of maintenance
+    files_live_after_1h_trickle     live data files after that round
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ TABLE = "default.trickle"
 
 
 class TrickleWriter(TopicWriter):
-    """Does its work itself, and notes how long each commit to the table took."""
+    """Runs tasks in this process, and records the duration of each commit."""
 
     commits_ms: list[float]
 
@@ -64,7 +63,7 @@ class TrickleWriter(TopicWriter):
 
 
 class Most:
-    """The most that the table ever had; each look reads it anew, by way of the catalog."""
+    """Maxima of the table; each update reads it through the catalog."""
 
     def __init__(self, catalog) -> None:
         self._catalog = catalog
@@ -80,10 +79,10 @@ class Most:
 
 
 def maintain(upkeep: Upkeep, catalog, clock: VirtualClock, most: Most) -> list[str]:
-    """Do a round; returns what was done."""
+    """Run a round of maintenance; return its results."""
     done = []
     for result in upkeep.round([TABLE]):
-        assert isinstance(result, Result), result  # nobody is beside it, so nothing comes first
+        assert isinstance(result, Result), result  # no other writer, so no conflict
         done.append(result.procedure.value)
         clock.ms += 1
         stamp_again(catalog, TABLE, clock)
@@ -92,12 +91,12 @@ def maintain(upkeep: Upkeep, catalog, clock: VirtualClock, most: Most) -> list[s
 
 
 def trickle(writer: TrickleWriter, upkeep: Upkeep, catalog, clock: VirtualClock, target: str, round_s: int):
-    """Tick, and maintain; returns what the table had at most, and before the last round of maintenance."""
+    """Run micro-batches and maintenance; return the maxima, and the state before the last round of maintenance."""
     most, began_ms, before_last = Most(catalog), clock.ms, 0
     with asyncio.Runner() as runner:
         client = runner.run(connect(target))
         producer = runner.run(client.producer(TOPIC))
-        writer.look()  # makes the table, by the library: its first stamps are the machine's
+        writer.look()  # creates the table through the library, with real timestamps
         stamp_again(catalog, TABLE, clock)
         for tick in range(1, TICKS + 1):
             clock.ms = began_ms + tick * 1000
@@ -117,7 +116,7 @@ def trickle(writer: TrickleWriter, upkeep: Upkeep, catalog, clock: VirtualClock,
 
 
 async def connect(target: str) -> Client:
-    return Client(target)  # which needs a loop
+    return Client(target)  # needs a running event loop
 
 
 def main(scratch: Path) -> dict[str, float | None]:
@@ -152,7 +151,7 @@ def main(scratch: Path) -> dict[str, float | None]:
 
 
 def median(times: list[float]) -> float | None:
-    return statistics.median(times) if times else None  # a run of fewer ticks
+    return statistics.median(times) if times else None  # a run of fewer micro-batches
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Measure reading a topic back from its table against floors of the same run: a million messages, alternating rounds.
 
-Every round's result is read again and checked before it counts. The last line is one JSON object; docs/performance.md
-says what each figure means and what limits it.
+The result of every round is read again and verified. The last line is one JSON object; docs/performance.md
+explains the figures and their bottlenecks.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ SEEKS = 200
 SEEK_ROWS = 1000
 SEEK_FILES = (100, 1000)
 HISTORIES = (250_000, 500_000, MESSAGES)
-"""The first is of fewer files than are opened ahead, and takes less for that alone."""
+"""The first has fewer files than are prefetched, and takes less memory for that alone."""
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
 async def read_all(reader, count: int) -> float:
-    """Read so many messages; returns seconds."""
+    """Read `count` messages; return seconds."""
     seen = 0
     began = time.perf_counter()
     while seen < count:
@@ -71,7 +71,7 @@ async def verify(reader, count: int) -> None:
 
 
 async def log_round(log: Path, figures: Figures) -> None:
-    """Replay a log that was just opened: all of it comes from its files."""
+    """Replay a newly opened log, entirely from its files."""
     storage = WalStorage.from_wal(await Wal.with_config(log_config(log)))
     gc.collect()
     spent = await read_all(await storage.create_reader(StartPosition.offset(0)), MESSAGES)
@@ -117,7 +117,7 @@ async def replay_round(directory: Path, figures: Figures) -> None:
 
 
 async def seek(directory: Path, files: int, figures: Figures) -> None:
-    """Read the first message at a random offset, again and again; the table is known, and looked at each time."""
+    """Read the first message at random offsets; the table is open, and refreshed each time."""
     table = table_in(directory)
     await table.look()
     places = random.Random(files)
@@ -174,7 +174,7 @@ async def measure(scratch: Path) -> Figures:
 
 
 def report(figures: Figures) -> dict[str, float]:
-    """Print every figure, and return those that count."""
+    """Print every figure, and return the JSON figures."""
     few, many = (figures.median(f"seek_ms_{files}") for files in SEEK_FILES)
     _, short, long = (figures.median(f"peak_mb_{count // 1000}k") for count in HISTORIES)
     ratios = {

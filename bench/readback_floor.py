@@ -1,4 +1,4 @@
-"""What the machine can do at all with a table's files: pyarrow reads them, and nothing is checked. Imports nothing of ours."""
+"""Floor for reading back: pyarrow reads a table's files without verification. Imports nothing of ister."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 
 def scan(paths: list[str]) -> tuple[float, int]:
-    """Read each file to a table; returns seconds and rows."""
+    """Read each file to a table; return seconds and rows."""
     began = time.perf_counter()
     rows = sum(pq.read_table(path).num_rows for path in paths)
     return time.perf_counter() - began, rows

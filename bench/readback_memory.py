@@ -1,6 +1,6 @@
-"""How much memory reading a table's first messages takes over idle, in a process of its own; prints MiB.
+"""Memory over idle while a table's first messages are read, in a process of its own; prints MiB.
 
-Run by bench/readback.py. Idle means: everything imported and compiled, and a few thousand messages read before.
+Run by bench/readback.py. Idle means: everything is imported and compiled, and a few thousand messages were read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from readback_setup import table_in
 
 
 async def grown(directory: Path, count: int) -> float:
-    """Read so many messages; returns how far memory rose."""
+    """Read `count` messages; return the growth of memory."""
     table = table_in(directory)
     first = TopicReader(table)
     await first.read()

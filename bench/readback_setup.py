@@ -1,4 +1,4 @@
-"""What the bench of reading back works on: messages that follow from their number, a log of them, and tables of it."""
+"""Test data of bench/readback.py: deterministic messages, a log, and its tables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def log_config(directory: Path) -> WalConfig:
 
 
 async def fill_log(directory: Path, count: int) -> None:
-    """Write a log of so many messages, and close it: whoever opens it has nothing in memory."""
+    """Write a log of `count` messages, and close it, so that the next reader has no cache."""
     wal = await Wal.with_config(log_config(directory))
     while wal.next_offset < count:
         start = wal.next_offset
@@ -61,7 +61,7 @@ async def fill_log(directory: Path, count: int) -> None:
 
 
 async def batches_of(directory: Path, count: int, rows_each: int) -> AsyncIterator[pa.RecordBatch]:
-    """Give the first messages of a log in so many batches."""
+    """Yield the first messages of a log in the given number of batches."""
     wal = await Wal.with_config(log_config(directory))
     reader = wal.create_reader(StartPosition.offset(0))
     held: list[pa.RecordBatch] = []
@@ -84,7 +84,7 @@ def lake_in(directory: Path) -> LakeCatalog:
 
 
 async def fill_table(directory: Path, log: Path, *, files: int, rows_each: int, files_a_commit: int = 1) -> None:
-    """Write the log's first messages to a table of so many data files, as the pipeline does."""
+    """Write the log's first messages to a table with the given number of data files, as the pipeline does."""
     lake = lake_in(directory)
     table = lake.table(TOPIC, 1)
     table.claim(1)
@@ -108,7 +108,7 @@ def table_in(directory: Path) -> LakeTopicTable:
 
 
 async def read_batches(table: LakeTopicTable, count: int) -> AsyncIterator[pa.RecordBatch]:
-    """Follow a table until so many messages came, as Arrow."""
+    """Read `count` messages of a table as Arrow batches."""
     reader = TopicReader(table)
     while reader.next_offset < count:
         yield await reader.read_batch()
@@ -116,7 +116,7 @@ async def read_batches(table: LakeTopicTable, count: int) -> AsyncIterator[pa.Re
 
 
 def verify_batch(batch: pa.RecordBatch, start: int) -> int:
-    """Insist that a batch holds the messages from an offset on; returns the offset after it."""
+    """Check that a batch holds the messages from an offset on; return the offset after it."""
     stop = start + batch.num_rows
     numbers = np.arange(start, stop)
     expected = ROWS.take(pa.array(numbers % BATCH))
@@ -128,7 +128,7 @@ def verify_batch(batch: pa.RecordBatch, start: int) -> int:
 
 
 def verify_messages(messages, start: int) -> int:
-    """Insist that messages are those from an offset on; returns the offset after them."""
+    """Check that messages are those from an offset on; return the offset after them."""
     for number, message in enumerate(messages, start):
         at = number % BATCH
         assert message.offset == message.request_id == number, f"offset {message.offset} came where {number} was due"

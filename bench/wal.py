@@ -1,7 +1,7 @@
 """Measure the log against floors of the same run: 200-byte and 1 KiB payloads, alternating rounds, medians.
 
-Every round's result is read back and checked before it counts. The last line is one JSON object with the figures for
-200 bytes; docs/performance.md says what each means and what limits it.
+The result of every round is read back and verified. The last line is one JSON object with the figures for
+200 bytes; docs/performance.md explains them and their bottlenecks.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Bench:
 
 
 async def big_file(scratch: Path) -> dict[str, float]:
-    """Open a 512 MiB active file, and replay it while watching the process's memory."""
+    """Open a 512 MiB active file, and replay it while measuring memory."""
     config = WalConfig(dir=scratch / "big", topic="/default/bench", max_bytes=1 << 40)
     wal = await Wal.with_config(config)
     batch = arrow_of([os.urandom(200) for _ in range(BATCH)])
@@ -255,7 +255,7 @@ async def main() -> None:
         results = {}
         for size, count in ((1024, 50_000), (200, 200_000)):
             bench = Bench(size, count, scratch)
-            gc.freeze()  # a log has no such list of messages on its heap; the collector need not walk it
+            gc.freeze()  # a real log has no such list of messages for the GC to traverse
             for number in range(ROUNDS):
                 print(f"{size} bytes, round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
                 await bench.round()

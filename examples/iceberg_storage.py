@@ -1,4 +1,4 @@
-"""Store messages, have them carried to an Iceberg table, and go on where a subscription was; needs no broker.
+"""Store messages, write them to an Iceberg table, and resume a subscription; without a broker.
 
 Run it with `python examples/iceberg_storage.py [DIRECTORY]`. Spark starts as a child: give it half a minute.
 """
@@ -20,14 +20,14 @@ async def main(directory: str) -> None:
     """Use one storage, then open it again."""
     storage = IcebergStorage(data_dir=directory, drain_timeout_s=120)
     messages = [StreamMessage(b"order %d" % number) for number in range(5)]
-    offsets = await storage.store("my-topic", messages)  # in the log: safe from here on
+    offsets = await storage.store("my-topic", messages)  # stored in the log
     print("stored at", list(offsets))
 
     stream = await storage.create_subscription_stream("default", "my-topic", "billing")
     for _ in range(3):
         message = await anext(stream)
         print("billing got", message.offset, message.payload.decode())
-    await stream.ack(message.offset)  # everything up to here, for good
+    await stream.ack(message.offset)  # everything up to here
 
     stats = await storage.get_topic_stats("my-topic")
     print(f"Messages: {stats.message_count}, Bytes: {stats.bytes_stored}")

@@ -1,7 +1,7 @@
-"""Produce, consume and acknowledge orders with the official client, also while the broker is killed and started again.
+"""Produce, consume and acknowledge orders with the official client, also while the broker is killed and restarted.
 
-Start a broker with `ister serve`, then run `python examples/produce_consume.py`. Nothing here is Ister's own: it needs
-`pip install danube-client` alone.
+Start a broker with `ister serve`, then run `python examples/produce_consume.py`. It needs only
+`pip install danube-client`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from danube import (
 
 TOPIC = "/default/example-shop"
 RETRIES = {"max_retries": 600, "base_backoff_ms": 50, "max_backoff_ms": 500}
-"""Minutes, so that a send outlasts a restart; without options the client gives up after some seconds."""
+"""Minutes, so that a send survives a restart; by default the client gives up after some seconds."""
 
-# The client warns of every attempt to reach a broker that is away, and it makes thousands.
+# The client warns of every failed attempt to connect, thousands of times.
 logging.getLogger("danube").setLevel(logging.ERROR)
 
 
@@ -38,7 +38,7 @@ async def produce(producer: Producer, orders: list[bytes], pause_s: float) -> No
 
 
 async def consume(consumer: Consumer, messages: asyncio.Queue, orders: list[bytes]) -> None:
-    """Acknowledge whatever comes until every order was among it.
+    """Acknowledge messages until every order was received.
 
     Delivery is at least once: an order comes again if its acknowledgement was lost, or if it was sent again because the
     answer to the first time was lost. A program that must not do its work twice looks whether it did it already.
@@ -59,7 +59,7 @@ async def consume(consumer: Consumer, messages: asyncio.Queue, orders: list[byte
 
 
 async def main() -> None:
-    """Produce and consume at the same time, in one process for once."""
+    """Produce and consume concurrently, in one process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--broker", default="http://127.0.0.1:6650", help="where the broker is")
     parser.add_argument("--orders", type=int, default=100, help="how many to produce")

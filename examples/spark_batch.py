@@ -1,4 +1,4 @@
-"""Write orders to a topic from Spark, read them back as a DataFrame, and add them up.
+"""Write orders to a topic from Spark, read them as a DataFrame, and aggregate them.
 
 Start a broker with `ister serve`, then run `python examples/spark_batch.py` in the same directory.
 """
@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
+from pyspark.sql import functions as F  # noqa: N812  # the usual name
 
 from ister.config import load
 from ister.pipeline.session import open_session
@@ -33,7 +33,7 @@ def write_orders(spark: SparkSession, broker: str) -> None:
 
 
 def main() -> None:
-    """Write, read and add up."""
+    """Write, read and aggregate."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--broker", default="http://127.0.0.1:6650", help="where the broker is")
     parser.add_argument("--data-dir", default="danube-data", help="where it keeps its data")

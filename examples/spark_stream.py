@@ -1,7 +1,7 @@
-"""Add up a topic minute by minute, into an Iceberg table, and write what is striking back to another topic.
+"""Aggregate a topic by minute into an Iceberg table, and write outliers to another topic.
 
 Start a broker with `ister serve`, then run `python examples/spark_stream.py` in the same directory. Run it again: both
-queries go on where they were.
+queries resume.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
+from pyspark.sql import functions as F  # noqa: N812  # the usual name
 
 from ister.config import load
 from ister.pipeline.session import open_session
@@ -26,7 +26,7 @@ NOON_MS = 1_700_000_000_000 // 86_400_000 * 86_400_000 + 12 * 3_600_000
 
 
 def write_readings(spark: SparkSession, broker: str) -> None:
-    """Produce five minutes of readings, one a second, from two sensors in turn."""
+    """Produce five minutes of readings, one a second, from two alternating sensors."""
     readings = spark.range(300).select(
         F.to_json(
             F.struct(
@@ -40,7 +40,7 @@ def write_readings(spark: SparkSession, broker: str) -> None:
 
 
 def readings_of(spark: SparkSession, broker: str, data_dir: str) -> DataFrame:
-    """Return the topic as a stream of readings with the time at which they were sent."""
+    """Return the topic as a stream of readings with their publish time."""
     options = {"broker": broker, "dataDir": data_dir, "topic": READINGS, "startingOffsets": "earliest"}
     topic = spark.readStream.format("danube").options(**options).load()
     return topic.select("publish_time", F.from_json(topic.payload.cast("string"), READING).alias("r")).select(
@@ -49,7 +49,7 @@ def readings_of(spark: SparkSession, broker: str, data_dir: str) -> DataFrame:
 
 
 def main() -> None:
-    """Write readings, then run both queries over what is there. A minute is in the table once its time is over."""
+    """Write readings, then run both queries over them. A minute is in the table once its window has closed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--broker", default="http://127.0.0.1:6650", help="where the broker is")
     parser.add_argument("--data-dir", default="danube-data", help="where it keeps its data")
@@ -73,7 +73,7 @@ def main() -> None:
     )
     into_table = minutes.writeStream.outputMode("append").option("checkpointLocation", f"{checkpoints}/minutes")
     query = into_table.trigger(processingTime="1 second").toTable(table)
-    query.processAllAvailable()  # a service would go on: query.awaitTermination()
+    query.processAllAvailable()  # a service would call query.awaitTermination()
     query.stop()
 
     alarms = readings.where("celsius > 50").select(F.to_json(F.struct("sensor", "celsius")).alias("payload"))

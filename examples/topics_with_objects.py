@@ -1,4 +1,4 @@
-"""Keep topics in a log and in objects: store, upload, prune, lose the disk, and read everything again.
+"""Topics with log and objects: store, upload, prune, lose the disk, and read everything again.
 
 Run it with `python examples/topics_with_objects.py`. It works in a temporary directory and leaves nothing behind.
 """
@@ -34,11 +34,11 @@ TOPIC = TopicName.parse("/default/orders")
 
 @asynccontextmanager
 async def open_topics(data: Path) -> AsyncIterator[WalStorageFactory]:
-    """Open every topic in a data directory; at the end, upload what waits and close them."""
+    """Open every topic in a data directory; at the end, upload the rest and close them."""
     config = TopicsConfig(
         wal=WalConfig(dir=data / "wal"),
         upload=UploadOptions(interval_s=300),
-        retention=Retention(time_minutes=None, size_mb=0),  # keep nothing in the log that objects have
+        retention=Retention(time_minutes=None, size_mb=0),  # retain nothing in the log that objects have
     )
     metadata = await SqliteMetadata.open(data / "metadata.db")
     try:
@@ -54,14 +54,14 @@ async def open_topics(data: Path) -> AsyncIterator[WalStorageFactory]:
 
 
 async def read(storage: WalStorage, start: int, count: int) -> list[str]:
-    """Read so many messages from an offset on, from whichever tier has them."""
+    """Read `count` messages from an offset on, from any tier."""
     reader = await storage.create_reader(StartPosition.offset(start))
     return [(await anext(reader)).payload.decode() for _ in range(count)]
 
 
 async def main() -> None:
-    """Carry a topic's messages from the log to objects, and say what happens."""
-    # Each object and each pruned file is a log event; here they would stand between our own lines.
+    """Upload a topic's messages to objects, and print each step."""
+    # Each object and each pruned file is a log event, which would clutter our output.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     with tempfile.TemporaryDirectory(prefix="ister-example-") as directory:
         data = Path(directory)

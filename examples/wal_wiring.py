@@ -1,4 +1,4 @@
-"""Wire a durable log to a reliable topic: store, tail, replay, acknowledge, and open it all again.
+"""Wire a durable log to a reliable topic: store, tail, replay, acknowledge, and reopen.
 
 Run it with `python examples/wal_wiring.py`. It works in a temporary directory and leaves nothing behind.
 """
@@ -25,7 +25,7 @@ TOPIC = "/default/my-topic"
 
 
 async def open_topic(directory: Path) -> ReliableDispatch:
-    """Open the log in a directory, or make it, and a reliable topic over it."""
+    """Open or create the log in a directory, and a reliable topic over it."""
     wal = await Wal.with_config(
         WalConfig(
             dir=directory,
@@ -46,7 +46,7 @@ async def open_topic(directory: Path) -> ReliableDispatch:
 
 
 async def produce(dispatch: ReliableDispatch, texts: list[str]) -> list[int]:
-    """Store one message for each text; returns their offsets."""
+    """Store one message for each text; return their offsets."""
     return [
         await dispatch.store_message(
             StreamMessage(payload=text.encode(), msg_id=MsgID(producer_id=1), producer_name="example")
@@ -56,7 +56,7 @@ async def produce(dispatch: ReliableDispatch, texts: list[str]) -> list[int]:
 
 
 async def main() -> None:
-    """Do what the specification's example does, and say what happens."""
+    """Run the specification's example, and print each step."""
     with tempfile.TemporaryDirectory(prefix="ister-example-") as directory:
         dispatch = await open_topic(Path(directory))
         await dispatch.subscribe("billing", StartPosition.offset(0))
