@@ -106,6 +106,6 @@ lock: $(READY) ## Resolve requirements.lock (names, versions, hashes; no address
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-header --no-emit-find-links --python-version 3.11 --group dev pyproject.toml -o requirements.lock
 
 .PHONY: clean
-clean: ## Remove generated files
+clean: ## Remove .venv, caches and build output
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
