@@ -12,7 +12,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ister import config as settings
 from ister.core.errors import (
     ClientError,
     CorruptError,
@@ -195,16 +194,14 @@ async def _rebuild_topics(
 @asynccontextmanager
 async def _writing(config: Config, *, dry_run: bool) -> AsyncIterator[Metadata | None]:
     """Open the metadata for writing; a dry run opens it read-only, and yields None if there is none."""
-    match config.wal_cloud.metadata.store:
-        case settings.SqliteMetadataSettings(path) if dry_run and not path.exists():
-            yield None
-            return
-        case settings.MemoryMetadataSettings():
-            dry_run = True  # refused, as by every offline tool
-        case _:
-            pass
+    metadata_config = config.wal_cloud.metadata
+    if dry_run and metadata_config.kind == "sqlite" and not metadata_config.sqlite_file.exists():
+        yield None
+        return
+    # Metadata in memory is refused, as by every offline tool, by opening it read-only.
+    read_only = dry_run or metadata_config.kind == "memory"
     try:
-        metadata = await open_metadata(config, read_only=dry_run)
+        metadata = await open_metadata(config, read_only=read_only)
     except LockedError as error:
         raise MetadataInUseError(error.directory, error.holder) from None
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ister.broker.server import Listening, Ports
 from ister.broker.server import serve as run_broker
 from ister.broker.settings import BrokerSettings
-from ister.config import EtcdMetadataSettings, advice
+from ister.config import advice
 from ister.config.environment import TOKEN_VARIABLE
 from ister.core.errors import InvalidConfigError
 from ister.runtime.compose import open_metadata, open_store, open_tables, require_usable, topics_config
@@ -54,7 +54,7 @@ def _prepare(loaded: Loaded, warn: Callable[[str], None]) -> None:
 
 def require_shared(config: Config) -> None:
     """Refuse read-only mode where no other broker could own the topics, or no table is read."""
-    if not isinstance(config.wal_cloud.metadata.store, EtcdMetadataSettings):
+    if config.wal_cloud.metadata.kind != "etcd":
         raise InvalidConfigError(
             "wal_cloud.metadata.etcd_endpoint",
             "is missing; --read-only needs the metadata of the broker that owns the topics, and only etcd can be shared: "
@@ -116,8 +116,7 @@ async def _serve(config: Config, ready: Callable[[Listening], None], child: Pipe
             draining=(lambda: None) if child is None else child.tell_end,
             pipeline_token=os.environ.get(TOKEN_VARIABLE) if child is None else child.token,
             table_reads=None if reads is None else reads.seen,
-            shares_subscriptions=reads is not None
-            and isinstance(config.wal_cloud.metadata.store, EtcdMetadataSettings),
+            shares_subscriptions=reads is not None and config.wal_cloud.metadata.kind == "etcd",
         )
 
 
