@@ -22,7 +22,7 @@ from ister.cli.options import (
     command_group,
     utf8_text,
 )
-from ister.cli.output import Output, many, notice, printable, say
+from ister.cli.output import Output, fields_of, many, notice, printable, say
 from ister.client.channel import Remote
 from ister.client.producer import Producer, partition_number
 from ister.core.errors import BusyError, InputError, IsterError, NotFoundError
@@ -207,8 +207,5 @@ def _fields(sending: Sending, sent: Sequence[Sent]) -> object:
     return {
         "topic": sending.topic,
         "messages": sum(one.messages for one in sent),
-        "stored": [
-            {"topic": one.topic, "messages": one.messages, "first_offset": one.first, "last_offset": one.last}
-            for one in sent
-        ],
+        "stored": [fields_of(one, first="first_offset", last="last_offset") for one in sent],
     }
