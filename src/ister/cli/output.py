@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 PIPE_COLUMNS = 200
 """The width of a table when stdout is not a terminal."""
 PREVIEW_COLUMNS_MIN = 24
+OFFSET_COLUMNS = 12 + 27 + 2
+"""The width of what `offset_line` writes before the message's columns."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MESSAGE = "{} {} {:>5} {:>8} {}"
@@ -58,6 +60,11 @@ class Output(Enum):
             say(to_json(fields(report)))
         else:
             write(report)
+
+    def show_heading(self, line: str) -> None:
+        """Write the heading of lines that follow; JSON has none."""
+        if self is not Output.JSON:
+            say(line)
 
 
 def to_json(content: object) -> str:
@@ -275,6 +282,11 @@ def item_lines(
             yield from hexadecimal(payload_of(item))
 
     return lines
+
+
+def offset_line(offset: str, time: str, rest: str) -> str:
+    """Return the line of a message: its offset, a time, and its other columns."""
+    return f"{offset:>12} {time:27} {rest}".rstrip()
 
 
 def preview_columns(before: int) -> int:

@@ -27,7 +27,7 @@ from ister.core.errors import (
 from ister.core.wire_keys import OFFSET_KEY, PENDING_LEVEL_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from google.protobuf.message import Message
 
@@ -221,6 +221,49 @@ class Remote(Channel):
     def change(self, method: str, request: Message, answer: type[Answer]) -> Answer:
         """Make a call that changes something."""
         return self.call(method, request, answer)[0]
+
+
+class AsyncRemote:
+    """The client port of a broker, with asynchronous calls. Use it as an asynchronous context."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._channel = grpc.aio.insecure_channel(target_of(url, "--broker"), options=CHANNEL_OPTIONS)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel and cancel its calls."""
+        await self._channel.close()
+
+    async def call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
+        """Make a unary call."""
+        call = self._channel.unary_unary(
+            method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
+        )
+        try:
+            found: Answer = await call(request, timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        return found
+
+    async def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
+        """Make a server-streaming call without a deadline; yield its answers."""
+        call = self._channel.unary_stream(
+            method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
+        )
+        try:
+            async for found in call(request):
+                yield found
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    def _error(self, error: grpc.aio.AioRpcError) -> IsterError:
+        return error_of(error.code(), error.details() or "", self._url, "--broker")
 
 
 def _trailing(call: grpc.Call) -> dict[str, str]:

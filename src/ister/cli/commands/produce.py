@@ -28,8 +28,8 @@ from ister.client.producer import Producer, partition_number
 from ister.core.errors import BusyError, InputError, IsterError, NotFoundError
 from ister.core.names import TopicName
 
-PATIENCE_S = 30.0
-"""How long a broker may be away before we give up."""
+RETRY_FOR_S = 30.0
+"""How long a call is retried while the broker is unavailable."""
 RETRY_S = 0.2
 
 app = command_group()
@@ -132,8 +132,8 @@ class _Sender:
                 if not self._producer.ids:
                     raise
                 if deadline is None:
-                    deadline = time.monotonic() + PATIENCE_S
-                    notice(f"ister: {error}; trying again for {PATIENCE_S:g} s.")
+                    deadline = time.monotonic() + RETRY_FOR_S
+                    notice(f"ister: {error}; trying again for {RETRY_FOR_S:g} s.")
                 elif time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_S)

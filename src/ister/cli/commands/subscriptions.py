@@ -107,13 +107,18 @@ def _delete(
             confirm(f"Subscription {subscription} of {topic} and its progress will be gone.")
         topics = [one.name for one in find_topics(broker, topic)]
         for name in topics:
-            request = danube.SubscriptionRequest(topic=name, subscription=subscription)
-            broker.change("/danube_admin.TopicAdmin/Unsubscribe", request, danube.SubscriptionResponse)
+            unsubscribe(broker, name, subscription)
         output.show(
             topics,
             lambda names: {"deleted": [{"topic": name, "subscription": subscription} for name in names]},
             lambda _: say(f"Deleted {subscription} of {topic}."),
         )
+
+
+def unsubscribe(admin: Remote, topic: str, subscription: str) -> None:
+    """Delete a subscription of one topic."""
+    request = danube.SubscriptionRequest(topic=topic, subscription=subscription)
+    admin.change("/danube_admin.TopicAdmin/Unsubscribe", request, danube.SubscriptionResponse)
 
 
 def reset_cursor(admin: Remote, topic: str, subscription: str, position: Position) -> ister.ResetCursorResponse:

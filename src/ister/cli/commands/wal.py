@@ -57,13 +57,14 @@ def _dump(
 ) -> None:
     """Show a log file frame by frame."""
     lines = item_lines(output, _frame_fields, _line, _payload, columns_before=_COLUMNS, payload=payload)
-    needs_heading = output is not Output.JSON
+    heading = _LINE.format("BYTE", "OFFSET", "LENGTH", "CRC", "KIND", "APPENDED (UTC)", message_heading())
+    needs_heading = True
     for item in dump.dump_file(file, start, limit):
         if not isinstance(item, Frame):
             notice(_ending(file.name, start, item))
             continue
         if needs_heading:
-            say(_LINE.format("BYTE", "OFFSET", "LENGTH", "CRC", "KIND", "APPENDED (UTC)", message_heading()))
+            output.show_heading(heading)
             needs_heading = False
         for line in lines(item):
             say(line)
