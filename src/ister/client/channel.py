@@ -24,14 +24,13 @@ from ister.core.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from ister.core.wire_keys import OFFSET_KEY, PENDING_LEVEL_KEY
+from ister.core.wire_keys import ADMIN_PORT, OFFSET_KEY, PENDING_LEVEL_KEY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from google.protobuf.message import Message
 
-ADMIN_PORT = 50051
 TIMEOUT_S = 60.0
 """Deadline of a unary call; with ack level cloud a producer waits up to 30 s by default, and a sync or an upload is slow."""
 
