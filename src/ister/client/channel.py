@@ -155,7 +155,7 @@ class Channel:
     def call(
         self, method: str, request: Message, answer: type[Answer], metadata: Metadata = ()
     ) -> tuple[Answer, dict[str, str]]:
-        """Make a unary call; return the answer and the trailing metadata."""
+        """Call a unary method; return the answer and the trailing metadata."""
         try:
             found, call = self.unary(method, answer).with_call(request, timeout=TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
@@ -170,7 +170,7 @@ class Channel:
             raise self._error(error) from None
 
     def stream(self, method: str, request: Message, answer: type[Answer], metadata: Metadata = ()) -> Iterator[Answer]:
-        """Make a server-streaming call without a deadline; yield its answers."""
+        """Call a server-streaming method without a deadline; yield its answers."""
         call: grpc.UnaryStreamMultiCallable[Message, Answer] = self._channel.unary_stream(
             method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )
@@ -211,14 +211,14 @@ class Remote(Channel):
         return cls(url, "--broker")
 
     def ask(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        """Make a call that changes nothing."""
+        """Call a method that changes nothing."""
         try:
             return self.change(method, request, answer)
         except ChangeUnknownError as error:
             raise NoAnswerError(self.url, error.cause) from error
 
     def change(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        """Make a call that changes something."""
+        """Call a method that changes something."""
         return self.call(method, request, answer)[0]
 
 
@@ -240,7 +240,7 @@ class AsyncRemote:
         await self._channel.close()
 
     async def call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        """Make a unary call."""
+        """Call a unary method."""
         call = self._channel.unary_unary(
             method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )
@@ -251,7 +251,7 @@ class AsyncRemote:
         return found
 
     async def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
-        """Make a server-streaming call without a deadline; yield its answers."""
+        """Call a server-streaming method without a deadline; yield its answers."""
         call = self._channel.unary_stream(
             method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )

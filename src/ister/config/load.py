@@ -110,9 +110,9 @@ def loads(
     if data_dir is not None and (problem := path_problem(place) or uri_path_problem(place)):
         raise ConfigError(source, [Problem(0, "--data-dir", problem)])
     loader = _Loader(environ)
-    data = loader.take(content)
-    loader.copy(data)
-    loader.place(data, data_dir)
+    data = loader.parse(content)
+    loader.copy_synonyms(data)
+    loader.set_paths(data, data_dir)
     config = loader.validate(data)
     if config is None or loader.problems:
         found = sorted(set(loader.problems), key=lambda problem: (problem.line, problem.key))
@@ -132,13 +132,13 @@ class _Loader:
         self._reported: set[Key] = set()
         self._written_as: dict[Key, Key] = {}
 
-    def take(self, content: bytes) -> Data:
+    def parse(self, content: bytes) -> Data:
         """Collect the file's values, as far as it can be parsed."""
         tree = read_tree(content)
         self.problems += tree.problems
         return self._section(Config, tree.root, ())
 
-    def copy(self, data: Data) -> None:
+    def copy_synonyms(self, data: Data) -> None:
         """Copy the keys of `storage.iceberg_config` for log and store to `wal_cloud`, where these are not set."""
         for key, ours in SAME_KEYS.items():
             self._copy(data, _key(key), _key(ours), _text(data, _key(key)))
@@ -162,7 +162,7 @@ class _Loader:
             self.origins[ours] = self.origins[key]
             self._written_as[ours] = key
 
-    def place(self, data: Data, data_dir: Path | None) -> None:
+    def set_paths(self, data: Data, data_dir: Path | None) -> None:
         """Set paths that the file does not set: in the data directory, or beside the log."""
         wal_cloud = _inside(data, "wal_cloud")
         wal, cloud, metadata = (_inside(wal_cloud, name) for name in ("wal", "cloud", "metadata"))

@@ -1,6 +1,6 @@
-"""What a configuration may say: every key with its type, default, bounds and meaning.
+"""Models of the configuration file: every key with its type, default, bounds and meaning.
 
-The docs and the file that `ister config init` writes are made from these classes.
+The tables of docs/config.md and the file that `ister config init` writes are generated from them.
 """
 
 from collections.abc import Iterator, Mapping

@@ -173,15 +173,15 @@ async def view_topic(sources: Sources, topic: TopicName) -> TopicView:
     reach the log's start. So a hole between them is real.
     """
     generation = await find_generation(sources, topic)
-    seen = await _view_files(sources, topic, generation)
+    view = await _view_files(sources, topic, generation)
     if sources.tables is None:
-        return seen
+        return view
     table = sources.tables.table(topic, generation)
     try:
         end = await table.look()
-        return replace(seen, table=TableTier(table, end), weight=table.weight())
+        return replace(view, table=TableTier(table, end), weight=table.weight())
     except IsterError as error:
-        return replace(seen, no_table=error)
+        return replace(view, no_table=error)
 
 
 async def _view_files(sources: Sources, topic: TopicName, generation: int) -> TopicView:

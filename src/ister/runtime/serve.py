@@ -113,7 +113,7 @@ async def _serve(config: Config, ready: Callable[[Listening], None], child: Pipe
             factory=factory,
             metadata=metadata,
             ready=listening,
-            draining=(lambda: None) if child is None else child.tell_end,
+            draining=(lambda: None) if child is None else child.terminate,
             pipeline_token=os.environ.get(TOKEN_VARIABLE) if child is None else child.token,
             table_reads=None if reads is None else reads.seen,
             shares_subscriptions=reads is not None and config.wal_cloud.metadata.kind == "etcd",

@@ -1,6 +1,6 @@
 """`ister consume`: receive messages until stopped; each is acknowledged once it is written.
 
-It reconnects to a broker that went away. Without --subscription it makes one of its own, and deletes it at the end.
+It reconnects after a lost connection. Without --subscription it creates a temporary one.
 """
 
 import asyncio
@@ -116,8 +116,8 @@ class Consumer:
                 self._remote = await stack.enter_async_context(AsyncRemote(self.broker))
                 await self._find_partitions()
                 ids = {topic: await self._subscribe(topic) for topic in self._partitions}
-                stack.push_async_callback(self._leave)
-                await self._place()
+                stack.push_async_callback(self._unsubscribe)
+                await self._reset_cursors()
                 if self.output is Delivered.TABLE:
                     say(offset_line("OFFSET", "PUBLISHED (UTC)", message_heading()))
                     sys.stdout.flush()
@@ -146,14 +146,14 @@ class Consumer:
             reason = f"means another message in each partition; consume {self._partitions[0]} alone"
             raise InputError(f"--from {self.start.value}", reason)
 
-    async def _place(self) -> None:
-        """Move the subscription to where it should begin."""
+    async def _reset_cursors(self) -> None:
+        """Move the subscription to the position of --from."""
         if self.start is not None:
             with Remote.admin(self.admin) as admin:
                 for topic in self._partitions:
                     await asyncio.to_thread(reset_cursor, admin, topic, self.subscription, self.start)
 
-    async def _leave(self) -> None:
+    async def _unsubscribe(self) -> None:
         """Delete a temporary subscription; the broker refuses until it has noticed that the consumer is disconnected."""
         if not self.is_temporary:
             return

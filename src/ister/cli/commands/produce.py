@@ -37,7 +37,7 @@ app = command_group()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """What every message has."""
+    """What all messages of one command have in common."""
 
     topic: str
     reliable: bool
@@ -48,7 +48,7 @@ class Sending:
 
 @dataclass(slots=True)
 class Sent:
-    """What became of the messages for one topic or partition."""
+    """The messages that one topic or partition acknowledged, and their offsets."""
 
     topic: str
     messages: int = 0
@@ -57,7 +57,7 @@ class Sent:
 
 
 def payloads(texts: Sequence[str], files: Sequence[Path]) -> Iterator[bytes]:
-    """Give what was typed, then what is in files, each whole; or else the lines of stdin."""
+    """Yield the texts, then the content of each file; or else the lines of stdin."""
     for text in texts:
         yield text.encode("utf-8", "surrogateescape")
     for path in files:
@@ -69,7 +69,7 @@ def payloads(texts: Sequence[str], files: Sequence[Path]) -> Iterator[bytes]:
 
 
 def parse_attributes(words: Sequence[str]) -> dict[str, str]:
-    """Read NAME=VALUE words."""
+    """Parse NAME=VALUE words."""
     found = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -80,7 +80,7 @@ def parse_attributes(words: Sequence[str]) -> dict[str, str]:
 
 
 def produce(url: str, sending: Sending, messages: Iterable[bytes]) -> list[Sent]:
-    """Send messages; returns what is stored where. What was stored before a failure is told before it."""
+    """Send messages; return what is stored where. Before a failure is raised, a notice has the number of messages sent."""
     TopicName.parse(sending.topic)
     with Remote.broker(url) as broker:
         sender = _Sender(broker, url, sending)
@@ -108,13 +108,13 @@ class _Sender:
 
     @property
     def count(self) -> int:
-        """How many messages were answered."""
+        """The number of acknowledged messages."""
         return sum(sent.messages for sent in self.sent.values())
 
     def send(self, payload: bytes) -> None:
-        """Send one message, again while the broker is away; one whose answer was lost may so be stored twice.
+        """Send one message; retry while the broker is unavailable, so one whose answer was lost may be stored twice.
 
-        One that is stored and has not reached its level in time (StoredError) is never sent again.
+        A message that is stored and has not reached its level in time (StoredError) is not sent again.
         """
         sent = self.sent[self._producer.route(self._sending.key, self.count)]
         deadline: float | None = None

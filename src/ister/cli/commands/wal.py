@@ -36,7 +36,7 @@ _COLUMNS = 11 + 12 + 8 + 8 + 7 + 27 + 6
 _STYLES = {
     FileVerdict.CLEAN: "green",
     FileVerdict.TORN: "yellow",
-    FileVerdict.GONE: "dim",
+    FileVerdict.PRUNED: "dim",
     FileVerdict.CORRUPT: "bold red",
     FileVerdict.MISSING: "bold red",
 }
@@ -167,7 +167,7 @@ def _write(report: Report) -> None:
 def _row(file: FileReport) -> tuple[Text | str, ...]:
     verdict = Text(file.verdict.value, _STYLES[file.verdict])
     name = file.name
-    if file.verdict in {FileVerdict.MISSING, FileVerdict.GONE}:
+    if file.verdict in {FileVerdict.MISSING, FileVerdict.PRUNED}:
         return (name, verdict)
     return (
         name,
@@ -183,7 +183,7 @@ def _row(file: FileReport) -> tuple[Text | str, ...]:
 def _sentences(report: Report) -> Iterator[str]:
     for file in report.files:
         name = printable(file.name)
-        if file.verdict is FileVerdict.GONE:
+        if file.verdict is FileVerdict.PRUNED:
             yield f"{name} was pruned while this check ran; that is no damage."
         if file.superseded_bytes:
             yield (

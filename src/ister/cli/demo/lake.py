@@ -33,11 +33,11 @@ class Answer:
     count: int
     distinct: int
     started_s: float
-    carried_s: float
-    asked_s: float
+    written_s: float
+    queried_s: float
 
 
-def carry_and_count(broker: DemoBroker, topic: str) -> Answer:
+def write_and_count(broker: DemoBroker, topic: str) -> Answer:
     """Run the process, and return its result."""
     log = broker.data.parent / "pipeline.log"
     with log.open("ab") as errors:
@@ -82,12 +82,12 @@ def main() -> None:
     batches: list[MicroBatch] = []
     writer.start()
     drain(writer, batches.append)
-    carried = time.monotonic()
+    written = time.monotonic()
     progress = writer.topics[topic]
     name = writer.table_name(progress)
     found = spark.sql(f"SELECT count(*), count(DISTINCT topic_offset) FROM ister.{name}").first()  # noqa: S608  # our own name
     assert found is not None, "a count has a row"
-    asked = time.monotonic()
+    queried = time.monotonic()
     answer = Answer(
         table=name,
         rows=sum(batch.rows for batch in batches),
@@ -97,8 +97,8 @@ def main() -> None:
         count=found[0],
         distinct=found[1],
         started_s=started - began,
-        carried_s=carried - started,
-        asked_s=asked - carried,
+        written_s=written - started,
+        queried_s=queried - written,
     )
     print(json.dumps(asdict(answer)))  # noqa: T201  # for the demo, which reads it
     broker.close()
