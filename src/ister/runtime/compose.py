@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ister.cloud import Retention, UploadOptions
 from ister.config import ConfigError, Problem
@@ -19,7 +19,7 @@ from ister.storage.factory import TopicsConfig
 from ister.wal import WalConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from pyiceberg.catalog import Catalog
 
@@ -27,6 +27,30 @@ if TYPE_CHECKING:
     from ister.lake.topic_table import TableReads
     from ister.ports.metadata import Metadata
     from ister.ports.objects import CloudStore
+
+
+class Stores(NamedTuple):
+    """The object store, the metadata, and the readers of tables, None where tables are not read."""
+
+    objects: CloudStore
+    metadata: Metadata
+    tables: TableReads | None
+
+
+@asynccontextmanager
+async def open_stores(
+    config: Config, *, read_only: bool = False, patience: Patience | None = None
+) -> AsyncIterator[Stores]:
+    """Open the stores of a configuration."""
+    async with AsyncExitStack() as stack:
+        objects = open_store(config, patience=patience)
+        stack.push_async_callback(objects.close)
+        metadata = await open_metadata(config, read_only=read_only)
+        stack.push_async_callback(metadata.close)
+        tables = open_tables(config)
+        if tables is not None:
+            stack.callback(tables.close)
+        yield Stores(objects, metadata, tables)
 
 
 def open_store(config: Config, *, patience: Patience | None = None) -> CloudStore:

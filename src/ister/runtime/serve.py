@@ -15,7 +15,7 @@ from ister.broker.settings import BrokerSettings
 from ister.config import advice
 from ister.config.environment import TOKEN_VARIABLE
 from ister.core.errors import InvalidConfigError
-from ister.runtime.compose import open_metadata, open_store, open_tables, require_usable, topics_config
+from ister.runtime.compose import open_metadata, open_stores, open_tables, require_usable, topics_config
 from ister.storage.factory import WalStorageFactory
 from ister.storage.lake_factory import LakeConfig, LakeStorageFactory
 
@@ -97,13 +97,7 @@ async def _serve(config: Config, ready: Callable[[Listening], None], child: Pipe
     async with AsyncExitStack() as stack:
         if child is not None:
             stack.push_async_callback(child.end)
-        store = open_store(config)
-        stack.push_async_callback(store.close)
-        metadata = await open_metadata(config, read_only=False)
-        stack.push_async_callback(metadata.close)
-        reads = open_tables(config)
-        if reads is not None:
-            stack.callback(reads.close)
+        store, metadata, reads = await stack.enter_async_context(open_stores(config))
         factory = WalStorageFactory(
             topics_config(config), store=store, metadata=metadata, tables=None if reads is None else reads.table
         )
