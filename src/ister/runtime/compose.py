@@ -133,7 +133,7 @@ def open_catalog(config: Config) -> Iterator[Catalog | None]:
 
 def topics_config(config: Config) -> TopicsConfig:
     """Return the settings that all topics share."""
-    wal, uploader, retention = config.wal_cloud.wal, config.wal_cloud.uploader, config.wal_cloud.wal.retention
+    wal, uploader = config.wal_cloud.wal, config.wal_cloud.uploader
     object_retention_minutes = config.storage.iceberg_config.reader.object_retention_minutes
     return TopicsConfig(
         wal=WalConfig(
@@ -151,11 +151,7 @@ def topics_config(config: Config) -> TopicsConfig:
             interval_s=float(uploader.interval_seconds),
             max_object_mb=uploader.max_object_mb,
         ),
-        retention=Retention(
-            time_minutes=retention.time_minutes,
-            size_mb=retention.size_mb,
-            check_interval_minutes=retention.check_interval_minutes,
-        ),
+        retention=Retention(**dict(wal.retention)),
         root_prefix=uploader.root_prefix,
         cloud_timeout_s=config.policies.ack_timeout_ms / 1000,
         drain_timeout_s=config.broker.drain_timeout_ms / 1000,

@@ -157,21 +157,8 @@ def _write_list(topic: str, lines: Sequence[tuple[str, ister.Subscription]]) -> 
                 Text("blocked by a poisoned message", "red") if found.blocked else "",
             )
         )
-    print_table(
-        (
-            "Topic",
-            "Subscription",
-            "Type",
-            ">Next offset",
-            ">Behind",
-            ">Unacked",
-            ">Waiting",
-            ">Window",
-            ">Connected",
-            "",
-        ),
-        rows,
-    )
+    numbers = (">Next offset", ">Behind", ">Unacked", ">Waiting", ">Window", ">Connected")
+    print_table(("Topic", "Subscription", "Type", *numbers, ""), rows)
     say(f"{many(len(lines), 'subscription')}.")
 
 
