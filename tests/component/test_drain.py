@@ -84,7 +84,7 @@ def test_the_childs_grace_begins_when_it_is_told_and_not_when_everything_else_ha
         child.up = asyncio.Event()
         child.begin("http://127.0.0.1:1", lambda: False)
         await child.up.wait()
-        child.tell_end()
+        child.terminate()
         child._terminated_at -= 60.0  # the broker has drained meanwhile
         began = time.monotonic()
         await child.end()

@@ -21,7 +21,7 @@ from ister.lake.files import of_files, open_io
 from ister.lake.topic_table import TableReads
 from ister.pipeline.maintenance import reachable
 from ister.ports.objects import StoreSettings, open_store
-from ister.runtime.pipeline import reach, tell_secrets
+from ister.runtime.pipeline import export_secrets, reach
 
 LIMIT_S = 300.0
 TOPIC = "/default/orders"
@@ -146,7 +146,7 @@ class Story:
         assert self.secret not in repr(sent)
         assert name not in sent.whole().files
         monkeypatch.setattr(os, "environ", {})
-        tell_secrets(self.config)
+        export_secrets(self.config)
         assert sent.whole().files[name] == self.secret
         assert sent.whole().files.items() >= sent.files.items()
 

@@ -11,9 +11,10 @@ import typer
 from ister.cli.exit_codes import EXIT_CODES, reporting
 from ister.cli.output import Output
 from ister.core.errors import InputError
+from ister.core.wire_keys import ADMIN_PORT, BROKER_PORT
 
-BROKER = "http://127.0.0.1:6650"
-ADMIN = "http://127.0.0.1:50051"
+BROKER = f"http://127.0.0.1:{BROKER_PORT}"
+ADMIN = f"http://127.0.0.1:{ADMIN_PORT}"
 OFFSET_MAX = (1 << 63) - 1
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from base64 import b64encode
 from contextlib import contextmanager
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -19,17 +21,22 @@ from rich.table import Table
 from rich.text import Text
 
 from ister.cli import stdin
-from ister.core.errors import InputError
+from ister.core.errors import InputError, IsterError
+from ister.core.names import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ister.core.errors import IsterError
+    from _typeshed import DataclassInstance
+    from google.protobuf.message import Message
+
     from ister.core.message import StreamMessage
 
 PIPE_COLUMNS = 200
 """The width of a table when stdout is not a terminal."""
 PREVIEW_COLUMNS_MIN = 24
+OFFSET_COLUMNS = 12 + 27 + 2
+"""The width of what `offset_line` writes before the message's columns."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MESSAGE = "{} {} {:>5} {:>8} {}"
@@ -54,15 +61,62 @@ class Output(Enum):
         else:
             write(report)
 
+    def show_heading(self, line: str) -> None:
+        """Write the heading of lines that follow; JSON has none."""
+        if self is not Output.JSON:
+            say(line)
+
 
 def to_json(content: object) -> str:
-    """Return compact JSON."""
-    return json.dumps(content, separators=(",", ":"))
+    """Return compact JSON; names of topics and enumerations are their text, and an error has its kind and text."""
+    return json.dumps(content, separators=(",", ":"), default=_json_default)
 
 
-def problem_fields(problems: Iterable[IsterError]) -> list[dict[str, str]]:
-    """Return the JSON form of problems."""
-    return [{"kind": type(problem).__name__, "what": str(problem)} for problem in problems]
+def _json_default(value: object) -> object:
+    match value:
+        case Enum():
+            return value.value
+        case IsterError():
+            return {"kind": type(value).__name__, "what": str(value)}
+        case TopicName():
+            return str(value)
+    raise TypeError(f"no JSON form of {type(value).__name__}")
+
+
+def fields_of(report: DataclassInstance, **names: str) -> dict[str, object]:
+    """Return the fields of a dataclass for JSON; `names` has other names for some, "" leaves a field out."""
+    found = {names.get(field.name, field.name): getattr(report, field.name) for field in fields(report)}
+    found.pop("", None)
+    return found
+
+
+def wire_fields(message: Message, **names: str) -> dict[str, object]:
+    """Return the fields of a protobuf message for JSON, as `fields_of` does; what is not set is None."""
+    found: dict[str, object] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.has_presence and not message.HasField(field.name):
+            value = None
+        elif field.is_repeated:
+            value = [wire_fields(one) for one in value] if field.message_type else list(value)
+        elif field.message_type:
+            value = wire_fields(value)
+        elif field.enum_type:
+            value = wire_word(message, field.name)
+        found[names.get(field.name, field.name)] = value
+    found.pop("", None)
+    return found
+
+
+def wire_word(message: Message, name: str) -> str:
+    """Return the value of an enum field in lower case without its prefix: `fsync` for ACK_LEVEL_FSYNC."""
+    enum = message.DESCRIPTOR.fields_by_name[name].enum_type
+    assert enum is not None, "it is an enum field"
+    number = getattr(message, name)
+    if number not in enum.values_by_number:
+        return str(number)  # of a newer broker
+    prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).upper()
+    return enum.values_by_number[number].name.removeprefix(f"{prefix}_").lower()
 
 
 def say(line: str = "") -> None:
@@ -228,6 +282,11 @@ def item_lines(
             yield from hexadecimal(payload_of(item))
 
     return lines
+
+
+def offset_line(offset: str, time: str, rest: str) -> str:
+    """Return the line of a message: its offset, a time, and its other columns."""
+    return f"{offset:>12} {time:27} {rest}".rstrip()
 
 
 def preview_columns(before: int) -> int:

@@ -24,14 +24,13 @@ from ister.core.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from ister.core.wire_keys import OFFSET_KEY, PENDING_LEVEL_KEY
+from ister.core.wire_keys import ADMIN_PORT, OFFSET_KEY, PENDING_LEVEL_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from google.protobuf.message import Message
 
-ADMIN_PORT = 50051
 TIMEOUT_S = 60.0
 """Deadline of a unary call; with ack level cloud a producer waits up to 30 s by default, and a sync or an upload is slow."""
 
@@ -156,7 +155,7 @@ class Channel:
     def call(
         self, method: str, request: Message, answer: type[Answer], metadata: Metadata = ()
     ) -> tuple[Answer, dict[str, str]]:
-        """Make a unary call; return the answer and the trailing metadata."""
+        """Call a unary method; return the answer and the trailing metadata."""
         try:
             found, call = self.unary(method, answer).with_call(request, timeout=TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
@@ -171,7 +170,7 @@ class Channel:
             raise self._error(error) from None
 
     def stream(self, method: str, request: Message, answer: type[Answer], metadata: Metadata = ()) -> Iterator[Answer]:
-        """Make a server-streaming call without a deadline; yield its answers."""
+        """Call a server-streaming method without a deadline; yield its answers."""
         call: grpc.UnaryStreamMultiCallable[Message, Answer] = self._channel.unary_stream(
             method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )
@@ -212,15 +211,58 @@ class Remote(Channel):
         return cls(url, "--broker")
 
     def ask(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        """Make a call that changes nothing."""
+        """Call a method that changes nothing."""
         try:
             return self.change(method, request, answer)
         except ChangeUnknownError as error:
             raise NoAnswerError(self.url, error.cause) from error
 
     def change(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        """Make a call that changes something."""
+        """Call a method that changes something."""
         return self.call(method, request, answer)[0]
+
+
+class AsyncRemote:
+    """The client port of a broker, with asynchronous calls. Use it as an asynchronous context."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._channel = grpc.aio.insecure_channel(target_of(url, "--broker"), options=CHANNEL_OPTIONS)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel and cancel its calls."""
+        await self._channel.close()
+
+    async def call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
+        """Call a unary method."""
+        call = self._channel.unary_unary(
+            method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
+        )
+        try:
+            found: Answer = await call(request, timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        return found
+
+    async def stream(self, method: str, request: Message, answer: type[Answer]) -> AsyncIterator[Answer]:
+        """Call a server-streaming method without a deadline; yield its answers."""
+        call = self._channel.unary_stream(
+            method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
+        )
+        try:
+            async for found in call(request):
+                yield found
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    def _error(self, error: grpc.aio.AioRpcError) -> IsterError:
+        return error_of(error.code(), error.details() or "", self._url, "--broker")
 
 
 def _trailing(call: grpc.Call) -> dict[str, str]:

@@ -5,13 +5,12 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from ister.config import validators
-from ister.config.keys import Section, Text, setting
+from ister.config.keys import Milliseconds, Section, Text, setting
 
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024 - 4096
 """Clients take at most 4 MiB; what the broker adds to a message on its way to them is less than the rest."""
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
-Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 KeepaliveMilliseconds = Annotated[int, Field(ge=1000, le=86_400_000)]
 Namespaces = Annotated[
     tuple[Annotated[Text, AfterValidator(validators.namespace)], ...],

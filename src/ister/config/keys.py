@@ -29,6 +29,7 @@ Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Secret = Annotated[SecretStr, Field(min_length=1, max_length=TEXT_MAX)]
 FilePath = Annotated[Path, BeforeValidator(validators.path_text)]
 Address = Annotated[Text, AfterValidator(validators.endpoint)]
+Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 OPTION_NAME = r"[A-Za-z][A-Za-z0-9_.-]{0,63}"
 OptionName = Annotated[str, StringConstraints(pattern=rf"^{OPTION_NAME}$")]
 

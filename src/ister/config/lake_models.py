@@ -10,10 +10,20 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from ister.config import validators
-from ister.config.keys import Address, Clash, FilePath, OptionName, Secret, Section, Text, note_of, setting
+from ister.config.keys import (
+    Address,
+    Clash,
+    FilePath,
+    Milliseconds,
+    OptionName,
+    Secret,
+    Section,
+    Text,
+    note_of,
+    setting,
+)
 from ister.core.table.maintenance import GRACE_MS_MAX
 
-Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 FileBytes = Annotated[int, Field(ge=1 << 20, le=1 << 32)]
 Patterns = Annotated[
     tuple[Annotated[Text, AfterValidator(validators.topic_pattern)], ...],

@@ -110,9 +110,9 @@ def loads(
     if data_dir is not None and (problem := path_problem(place) or uri_path_problem(place)):
         raise ConfigError(source, [Problem(0, "--data-dir", problem)])
     loader = _Loader(environ)
-    data = loader.take(content)
-    loader.copy(data)
-    loader.place(data, data_dir)
+    data = loader.parse(content)
+    loader.copy_synonyms(data)
+    loader.set_paths(data, data_dir)
     config = loader.validate(data)
     if config is None or loader.problems:
         found = sorted(set(loader.problems), key=lambda problem: (problem.line, problem.key))
@@ -132,13 +132,13 @@ class _Loader:
         self._reported: set[Key] = set()
         self._written_as: dict[Key, Key] = {}
 
-    def take(self, content: bytes) -> Data:
+    def parse(self, content: bytes) -> Data:
         """Collect the file's values, as far as it can be parsed."""
         tree = read_tree(content)
         self.problems += tree.problems
         return self._section(Config, tree.root, ())
 
-    def copy(self, data: Data) -> None:
+    def copy_synonyms(self, data: Data) -> None:
         """Copy the keys of `storage.iceberg_config` for log and store to `wal_cloud`, where these are not set."""
         for key, ours in SAME_KEYS.items():
             self._copy(data, _key(key), _key(ours), _text(data, _key(key)))
@@ -154,54 +154,43 @@ class _Loader:
     def _copy(self, data: Data, key: Key, ours: Key, value: str | None) -> None:
         if value is None or key in self._reported or ours in self._reported:
             return
-        section = data
-        for part in ours[:-1]:
-            section = _inside(section, part)
+        section = _section_of(data, ours)
         if section.get(ours[-1]) is None:
             section[ours[-1]] = value
             self.origins[ours] = self.origins[key]
             self._written_as[ours] = key
 
-    def place(self, data: Data, data_dir: Path | None) -> None:
+    def set_paths(self, data: Data, data_dir: Path | None) -> None:
         """Set paths that the file does not set: in the data directory, or beside the log."""
-        wal_cloud = _inside(data, "wal_cloud")
-        wal, cloud, metadata = (_inside(wal_cloud, name) for name in ("wal", "cloud", "metadata"))
-        catalog = _inside(_inside(_inside(data, "storage"), "iceberg_config"), "catalog")
         origin = DEFAULT if data_dir is None else FROM_DATA_DIR
-        given = wal.get("dir")
-        base = data_dir or (Path(given).parent if isinstance(given, str) and path_problem(given) is None else DATA_DIR)
+        given = _text(data, ("wal_cloud", "wal", "dir"))
+        base = data_dir or (Path(given).parent if given is not None and path_problem(given) is None else DATA_DIR)
 
-        def put(section: Data, key: str, value: str) -> None:
-            value = f"./{value}" if value.startswith("~") else value  # ./~x is a valid directory
-            name = _key(key)
-            if section.get(name[-1]) is None and name not in self._reported:
-                section[name[-1]] = value
-                self.origins[name] = origin
+        def put(path: str, value: str) -> None:
+            key = _key(path)
+            section = _section_of(data, key)
+            if section.get(key[-1]) is None and key not in self._reported:
+                section[key[-1]] = f"./{value}" if value.startswith("~") else value  # ./~x is a valid directory
+                self.origins[key] = origin
 
-        put(wal, "wal_cloud.wal.dir", str(base / "wal"))
-        match cloud.get("backend", "fs"):
-            case "fs":
-                put(cloud, "wal_cloud.cloud.root", str(base / "objects"))
-            case "s3" | "gcs" | "azblob":
-                pass
-            case "memory":
-                cloud.setdefault("root", "memory")
-            case _:
-                cloud.setdefault("root", "/")
-        if metadata.get("etcd_endpoint") is None and not _is_true(metadata.get("in_memory")):
-            etcd = ("wal_cloud", "metadata", "etcd_endpoint")
-            if etcd not in self._reported:
-                put(metadata, "wal_cloud.metadata.sqlite_path", str(base / "metadata.db"))
-        kind = catalog.get("type", "sql")
+        put("wal_cloud.wal.dir", str(base / "wal"))
+        cloud = _section_of(data, ("wal_cloud", "cloud", "root"))
+        has_bucket = (backend := cloud.get("backend", "fs")) in {"s3", "gcs", "azblob"}
+        if backend == "fs":
+            put("wal_cloud.cloud.root", str(base / "objects"))
+        elif not has_bucket:
+            cloud.setdefault("root", "memory" if backend == "memory" else "/")
+        metadata = _section_of(data, ("wal_cloud", "metadata", "sqlite_path"))
+        etcd = metadata.get("etcd_endpoint") is not None or ("wal_cloud", "metadata", "etcd_endpoint") in self._reported
+        if not etcd and not _is_true(metadata.get("in_memory")):
+            put("wal_cloud.metadata.sqlite_path", str(base / "metadata.db"))
+        catalog = "storage.iceberg_config.catalog"
+        kind = _section_of(data, _key(f"{catalog}.type")).get("type", "sql")
         if kind == "sql":
-            put(
-                catalog,
-                "storage.iceberg_config.catalog.uri",
-                f"sqlite:///{'./' * str(base).startswith('~')}{base / 'catalog.db'}",
-            )
+            put(f"{catalog}.uri", f"sqlite:///{'./' * str(base).startswith('~')}{base / 'catalog.db'}")
         # A bucket holds the tables too; a REST service chooses the location.
-        if kind in {"sql", "glue", "memory"} and cloud.get("backend", "fs") not in {"s3", "gcs", "azblob"}:
-            put(catalog, "storage.iceberg_config.catalog.warehouse", str(base / "warehouse"))
+        if kind in {"sql", "glue", "memory"} and not has_bucket:
+            put(f"{catalog}.warehouse", str(base / "warehouse"))
 
     def validate(self, data: Data) -> Config | None:
         """Validate the data; refused values are removed, so that a second validation finds contradictions."""
@@ -389,10 +378,13 @@ def _text(data: Data, key: Key) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _inside(data: Data, name: str) -> Data:
-    inner = data.setdefault(name, {})
-    assert isinstance(inner, dict)
-    return inner
+def _section_of(data: Data, key: Key) -> Data:
+    """Return the section that a key belongs to, made where the file has none."""
+    for part in key[:-1]:
+        inner = data.setdefault(part, {})
+        assert isinstance(inner, dict)
+        data = inner
+    return data
 
 
 def _remove(data: Data, key: Key) -> None:

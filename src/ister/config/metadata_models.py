@@ -1,38 +1,13 @@
-"""Model of the metadata section, and the store that it selects."""
+"""Model of the metadata section."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from ister.config import validators
 from ister.config.keys import DATA_DIR, Clash, FilePath, Secret, Section, Text, setting
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryMetadataSettings:
-    """Metadata in memory, lost when the process ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class SqliteMetadataSettings:
-    """Metadata in a local SQLite file."""
-
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class EtcdMetadataSettings:
-    """Metadata in etcd, with TLS if ca or cert is set."""
-
-    endpoints: tuple[str, ...]
-    ca: Path | None
-    cert: Path | None
-    key: Path | None
-    user: str | None
-    password: SecretStr | None
 
 
 class MetadataSection(Section):
@@ -77,17 +52,14 @@ class MetadataSection(Section):
     etcd_password: Secret | None = setting("Password for etcd.", default=None, example="${ETCD_PASSWORD}")
 
     @property
-    def store(self) -> MemoryMetadataSettings | SqliteMetadataSettings | EtcdMetadataSettings:
+    def kind(self) -> Literal["etcd", "memory", "sqlite"]:
         """The store that these keys select."""
-        if self.etcd_endpoint is not None:
-            return EtcdMetadataSettings(
-                self.etcd_endpoint, self.etcd_ca, self.etcd_cert, self.etcd_key, self.etcd_user, self.etcd_password
-            )
-        return (
-            MemoryMetadataSettings()
-            if self.in_memory
-            else SqliteMetadataSettings(self.sqlite_path or DATA_DIR / "metadata.db")
-        )
+        return "etcd" if self.etcd_endpoint is not None else "memory" if self.in_memory else "sqlite"
+
+    @property
+    def sqlite_file(self) -> Path:
+        """The file of the SQLite store."""
+        return self.sqlite_path or DATA_DIR / "metadata.db"
 
     def _clashes(self) -> Iterator[Clash]:
         given = self._given()

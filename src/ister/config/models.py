@@ -1,6 +1,6 @@
-"""What a configuration may say: every key with its type, default, bounds and meaning.
+"""Models of the configuration file: every key with its type, default, bounds and meaning.
 
-The docs and the file that `ister config init` writes are made from these classes.
+The tables of docs/config.md and the file that `ister config init` writes are generated from them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,6 +27,7 @@ from ister.config.lake_models import ObjectStore, Storage
 from ister.config.metadata_models import MetadataSection
 from ister.config.policies import CompletePolicies
 from ister.core.tiers.retention import RETENTION_MB, RETENTION_MINUTES
+from ister.core.wire_keys import ADMIN_PORT, BROKER_PORT
 
 CREDENTIALS = {
     "access_key",
@@ -262,8 +263,8 @@ class Config(Section):
         default="127.0.0.1",
         allowed="a host name or an IP address",
     )
-    broker_port: Port = setting("Port for clients; 0: any that is free.", default=6650)
-    admin_port: Port = setting("Port for administration; 0: any that is free.", default=50051)
+    broker_port: Port = setting("Port for clients; 0: any that is free.", default=BROKER_PORT)
+    admin_port: Port = setting("Port for administration; 0: any that is free.", default=ADMIN_PORT)
     prom_port: Annotated[Port | None, BeforeValidator(validators.none_word)] = setting(
         "Port for metrics and health; 0: any that is free; none: off.",
         default=9040,

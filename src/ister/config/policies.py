@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from ister.config.keys import TEXT_MAX, Clash, Section, setting
+from ister.config.keys import TEXT_MAX, Clash, Milliseconds, Section, setting
 from ister.config.problems import nearest, reason
 from ister.config.yaml_tree import show_key
 from ister.core.errors import InvalidRequestError
@@ -19,7 +19,6 @@ UNSET = "default"
 """The value by which `ister topics set` removes a key, so that the level above applies."""
 
 Count = Annotated[int, Field(ge=0, le=U32_MAX)]
-Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 Seconds = Annotated[int, Field(ge=1, le=3_153_600_000)]
 AckLevelName = Literal["wal", "fsync", "cloud", "lake"]
 RetentionName = Literal["none", "retain_until_ack", "retain_until_expire"]

@@ -65,4 +65,4 @@ def _plain(value: object) -> Shown:
             return [str(item) for item in value]
         case Path():
             return str(value)
-    raise AssertionError(type(value))  # decide first how a new type of setting is redacted
+    raise AssertionError(type(value))  # a new type of setting: define how it is redacted

@@ -1,4 +1,7 @@
-"""gRPC metadata keys by which Ister extends the Danube protocol; a client that does not know them ignores them."""
+"""Default ports, and the gRPC metadata keys by which Ister extends the Danube protocol: clients may ignore them."""
+
+BROKER_PORT = 6650
+ADMIN_PORT = 50051
 
 OFFSET_KEY = "ister-offset"
 """Trailing metadata of SendMessage: the offset at which the message is stored, also if its level was not reached in time."""

@@ -52,27 +52,27 @@ def read_topic(config: Config, topic: str, start: int | None, stop: int | None, 
 
 async def _read(config: Config, topic: TopicName, start: int | None, stop: int | None, writing: Writing) -> OffsetRange:
     async with open_sources(config) as sources:
-        seen = await view_topic(sources, topic)
-        if seen.problem is not None:
-            raise seen.problem
-        first = seen.start if start is None else start
-        if not seen.start <= first <= seen.stop:
-            raise OffsetOutOfRangeError(first, seen.start, seen.stop)
-        last = seen.stop if stop is None else min(stop, seen.stop)
+        view = await view_topic(sources, topic)
+        if view.problem is not None:
+            raise view.problem
+        first = view.start if start is None else start
+        if not view.start <= first <= view.stop:
+            raise OffsetOutOfRangeError(first, view.start, view.stop)
+        last = view.stop if stop is None else min(stop, view.stop)
         with writing(last - first) as write:
-            async with aclosing(messages_between(sources, seen, first, last)) as batches:
+            async with aclosing(messages_between(sources, view, first, last)) as batches:
                 async for batch in batches:
                     write(batch)
         return OffsetRange(first, last)
 
 
 async def messages_between(
-    sources: Sources, seen: TopicView, start: int, stop: int
+    sources: Sources, view: TopicView, start: int, stop: int
 ) -> AsyncGenerator[list[StreamMessage]]:
     """Yield the messages [start, stop) in order, each once."""
     at, tries = start, 0
     while at < stop:
-        reader = _reader(sources, seen, at)
+        reader = _reader(sources, view, at)
         try:
             while at < stop:
                 batch = [message for message in await reader.read() if message.offset < stop]
@@ -82,32 +82,32 @@ async def messages_between(
                 yield batch
         except (MissingOffsetsError, MissingFileError, MissingObjectError, OffsetOutOfRangeError) as error:
             tries += 1
-            seen = await _refresh(sources, seen, tries, error)
+            view = await _refresh(sources, view, tries, error)
         finally:
             await reader.close()
 
 
-async def _refresh(sources: Sources, seen: TopicView, tries: int, error: IsterError) -> TopicView:
+async def _refresh(sources: Sources, view: TopicView, tries: int, error: IsterError) -> TopicView:
     """Return the current view of the tiers; raise the error if it has not changed."""
-    again = await view_topic(sources, seen.topic)
+    again = await view_topic(sources, view.topic)
     if again.problem is not None:
         raise again.problem
-    if _extent(again) == _extent(seen) or tries > REFRESHES_WITHOUT_PROGRESS_MAX:
+    if _extent(again) == _extent(view) or tries > REFRESHES_WITHOUT_PROGRESS_MAX:
         raise error
     return again
 
 
-def _extent(seen: TopicView) -> tuple[int, ...]:
-    log_start = -1 if seen.log is None else seen.log.start_offset
-    return (seen.generation, seen.objects.start, seen.objects.stop, log_start, seen.upto)
+def _extent(view: TopicView) -> tuple[int, ...]:
+    log_start = -1 if view.log is None else view.log.start_offset
+    return (view.generation, view.objects.start, view.objects.stop, log_start, view.upto)
 
 
-def _reader(sources: Sources, seen: TopicView, start: int) -> TieredReader:
-    log = seen.log
+def _reader(sources: Sources, view: TopicView, start: int) -> TieredReader:
+    log = view.log
     if log is None:
         # As for the next owner: everything is in objects and the table, and the log starts where they end.
-        log = LogView(OsFiles(), WalConfig(topic=str(seen.topic)), seen.stop)
-    if start < log.start_offset and start >= seen.upto:
+        log = LogView(OsFiles(), WalConfig(topic=str(view.topic)), view.stop)
+    if start < log.start_offset and start >= view.upto:
         sources.check_store()
-    tier = ObjectTier(CloudReader(sources.store, seen.catalog), None, seen.objects)
-    return TieredReader(log, tier, StartPosition.offset(start), seen.table)
+    tier = ObjectTier(CloudReader(sources.store, view.catalog), None, view.objects)
+    return TieredReader(log, tier, StartPosition.offset(start), view.table)

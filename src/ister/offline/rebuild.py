@@ -12,7 +12,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ister import config as settings
 from ister.core.errors import (
     ClientError,
     CorruptError,
@@ -28,10 +27,9 @@ from ister.core.errors import (
 from ister.core.frames.segment import Descriptor, describe, object_key, parse_key, topic_prefix
 from ister.core.names import TopicName
 from ister.offline.topic import PATIENCE, Sources, reporting_store
-from ister.ports.files.files import OsFiles
+from ister.ports.metadata import MemoryMetadata
 from ister.ports.objects.checked import read_whole
 from ister.runtime.compose import missing_store, open_metadata, open_store, topics_config
-from ister.storage.log_root import LogRoot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -160,51 +158,35 @@ async def _rebuild(
             if cause := missing_store(config):
                 raise StoreUnavailableError(store.name, "be listed", cause)
             found = await _list_topics(store, names)
-            async with _writing(config, dry_run=dry_run) as metadata:
-                sources = Sources(config, topics_config(config), store, metadata) if metadata else None
-                if sources is not None and (known := await _described(sources, names)):
-                    raise DescribedError(sources.metadata.name, known)
-                await _rebuild_topics(config, sources, store, found, show, dry_run=dry_run)
-                name = "new metadata" if sources is None else sources.metadata.name
+            async with _opened_metadata(config, dry_run=dry_run) as metadata:
+                sources = Sources(config, topics_config(config), store, metadata)
+                if known := await _described(sources, names):
+                    raise DescribedError(metadata.name, known)
+                total, done = sum(piece.size for topic in found for piece in topic.pieces), 0
+
+                def advance(topic: TopicRebuild, size: int) -> None:
+                    nonlocal done
+                    done += size
+                    show(done, total, f"reading {topic.topic}")
+
+                for topic in found:
+                    await _rebuild_topic(sources, topic, advance, dry_run=dry_run)
+                name = "new metadata" if isinstance(metadata, MemoryMetadata) else metadata.name
                 return RebuildReport(store.name, name, dry_run, found)
     finally:
         await store.close()
 
 
-async def _rebuild_topics(
-    config: Config,
-    sources: Sources | None,
-    store: CloudStore,
-    found: Sequence[TopicRebuild],
-    show: Callable[[int, int, str], None],
-    *,
-    dry_run: bool,
-) -> None:
-    total = sum(piece.size for topic in found for piece in topic.pieces)
-    done = 0
-
-    def advance(topic: TopicRebuild, size: int) -> None:
-        nonlocal done
-        done += size
-        show(done, total, f"reading {topic.topic}")
-
-    for topic in found:
-        await _rebuild_topic(config, sources, store, topic, advance, dry_run=dry_run)
-
-
 @asynccontextmanager
-async def _writing(config: Config, *, dry_run: bool) -> AsyncIterator[Metadata | None]:
-    """Open the metadata for writing; a dry run opens it read-only, and yields None if there is none."""
-    match config.wal_cloud.metadata.store:
-        case settings.SqliteMetadataSettings(path) if dry_run and not path.exists():
-            yield None
-            return
-        case settings.MemoryMetadataSettings():
-            dry_run = True  # refused, as by every offline tool
-        case _:
-            pass
+async def _opened_metadata(config: Config, *, dry_run: bool) -> AsyncIterator[Metadata]:
+    """Open the metadata for writing; a dry run opens it read-only, or yields an empty one if there is none."""
+    section = config.wal_cloud.metadata
+    if dry_run and section.kind == "sqlite" and not section.sqlite_file.exists():
+        yield MemoryMetadata()
+        return
     try:
-        metadata = await open_metadata(config, read_only=dry_run)
+        # Metadata in memory is refused, as by every offline tool, by opening it read-only.
+        metadata = await open_metadata(config, read_only=dry_run or section.kind == "memory")
     except LockedError as error:
         raise MetadataInUseError(error.directory, error.holder) from None
     try:
@@ -260,16 +242,10 @@ async def _described(sources: Sources, names: Sequence[TopicName]) -> list[str]:
 
 
 async def _rebuild_topic(
-    config: Config,
-    sources: Sources | None,
-    store: CloudStore,
-    topic: TopicRebuild,
-    advance: Callable[[TopicRebuild, int], None],
-    *,
-    dry_run: bool,
+    sources: Sources, topic: TopicRebuild, advance: Callable[[TopicRebuild, int], None], *, dry_run: bool
 ) -> None:
-    record = None if sources is None else await sources.registry.get(topic.topic)
-    on_disk = max(await LogRoot(OsFiles(), config.wal_cloud.wal.dir).generations(topic.topic), default=0)
+    record = await sources.registry.get(topic.topic)
+    on_disk = max(await sources.log_root.generations(topic.topic), default=0)
     known = 0 if record is None else record.generation
     if (record is not None and record.deleted and known >= topic.generation) or max(known, on_disk) > topic.generation:
         topic.state = "skipped"
@@ -280,14 +256,14 @@ async def _rebuild_topic(
         topic.problems.append(OtherGenerationError(str(topic.topic), known, topic.generation))
         topic.state = "refused"
         return
-    values = await _read_chain(store, topic, advance)
+    values = await _read_chain(sources.store, topic, advance)
     if topic.problems:
         topic.state = "refused"
         return
     topic.state = "would be rebuilt" if dry_run else "rebuilt"
     if topic.start:
         topic.note = f"nothing is there below offset {topic.start}"
-    if sources is None or dry_run:
+    if dry_run:
         return
     if record is None:
         await sources.registry.restore(topic.topic, topic.generation)
@@ -319,19 +295,14 @@ async def _read_chain(
                 damaged[piece] = error
                 complete = False
                 break
-    _assess(topic, chain, damaged)
-    return [(piece.key, read[piece]) for piece in chain.pieces]
-
-
-def _assess(topic: TopicRebuild, chain: Chain, damaged: dict[Piece, CorruptError]) -> None:
     topic.start, topic.stop = chain.start, chain.stop
     topic.objects, topic.size = len(chain.pieces), sum(piece.size for piece in chain.pieces)
     topic.orphans = len(topic.pieces) - len(chain.pieces)
-    holes = gaps(topic.topic, chain, topic.pieces)
-    if holes:
+    if holes := gaps(topic.topic, chain, topic.pieces):
         # Damage that another object covers is no problem of the topic.
         topic.problems += [error for piece, error in damaged.items() if piece.name.stop > chain.stop]
         topic.problems += holes
+    return [(piece.key, read[piece]) for piece in chain.pieces]
 
 
 async def _describe(store: CloudStore, piece: Piece) -> bytes:
@@ -378,10 +349,8 @@ def gaps(topic: TopicName, chain: Chain, pieces: Sequence[Piece]) -> list[HoleEr
     if chain.stop < stop:
         beyond = sorted(piece.name for piece in pieces if piece.name.stop > chain.stop)
         behind = [name.start for name in beyond if name.start > chain.stop]
-        if all(name.start > chain.stop for name in beyond):
+        reason = "the objects that have them are damaged, or do not join those before"
+        if len(behind) == len(beyond):
             reason = "no object has them, and later ones are there"
-            found.append(HoleError(topic, chain.stop, behind[0], reason))
-        else:
-            reason = "the objects that have them are damaged, or do not join those before"
-            found.append(HoleError(topic, chain.stop, stop if not behind else behind[0], reason))
+        found.append(HoleError(topic, chain.stop, behind[0] if behind else stop, reason))
     return found

@@ -124,64 +124,64 @@ def report_tiers(config: Config, topic: str) -> TiersReport:
 
 async def _report(config: Config, topic: TopicName) -> TiersReport:
     async with open_sources(config) as sources:
-        seen = await view_topic(sources, topic)
+        view = await view_topic(sources, topic)
         problems: list[CorruptError] = []
-        objects = await _objects(seen, problems)
-        if seen.problem is not None:
-            problems.append(seen.problem)
-        elif seen.log is not None and objects.spans and max(objects.stop, seen.upto) < seen.log.start_offset:
-            problems.append(MissingOffsetsError(objects.stop, seen.log.start_offset))
-        log = _log(seen)
-        lag = await _lag(sources, seen, objects)
+        objects = await _objects(view, problems)
+        if view.problem is not None:
+            problems.append(view.problem)
+        elif view.log is not None and objects.spans and max(objects.stop, view.upto) < view.log.start_offset:
+            problems.append(MissingOffsetsError(objects.stop, view.log.start_offset))
+        log = _log(view)
+        lag = await _lag(sources, view, objects)
         return TiersReport(
-            topic, seen.generation, seen.start, seen.stop, log, objects, lag, problems, _table(sources, seen)
+            topic, view.generation, view.start, view.stop, log, objects, lag, problems, _table(sources, view)
         )
 
 
-def _table(sources: Sources, seen: TopicView) -> TableReport | None:
+def _table(sources: Sources, view: TopicView) -> TableReport | None:
     if sources.tables is None:
         return None
-    if seen.table is None or seen.weight is None:
-        return TableReport(str(seen.topic), problem=str(seen.no_table))
+    if view.table is None or view.weight is None:
+        return TableReport(str(view.topic), problem=str(view.no_table))
     return TableReport(
-        seen.weight.name, seen.table.span, seen.weight.files, seen.weight.size, seen.table.end.snapshot_id
+        view.weight.name, view.table.span, view.weight.files, view.weight.size, view.table.end.snapshot_id
     )
 
 
-async def _objects(seen: TopicView, problems: list[CorruptError]) -> ObjectsTier:
+async def _objects(view: TopicView, problems: list[CorruptError]) -> ObjectsTier:
     """Add up the descriptors up to the end of the view; later ones belong to a later view."""
     tier = ObjectsTier()
     try:
-        async with aclosing(seen.catalog.all()) as descriptors:
+        async with aclosing(view.catalog.all()) as descriptors:
             async for descriptor in descriptors:
-                if descriptor.stop > seen.objects.stop:
+                if descriptor.stop > view.objects.stop:
                     break
-                if descriptor.stop <= seen.catalog.begin:
+                if descriptor.stop <= view.catalog.begin:
                     continue  # these are in the table
-                tier.add(descriptor, seen.catalog.object_key(descriptor), problems)
+                tier.add(descriptor, view.catalog.object_key(descriptor), problems)
     except CorruptMetadataError as error:
         problems.append(error)
     return tier
 
 
-def _log(seen: TopicView) -> LogTier:
-    if seen.problem is not None:
+def _log(view: TopicView) -> LogTier:
+    if view.problem is not None:
         return LogTier("damaged")
-    if seen.log is not None:
-        return _log_tier("ok", seen.log)
-    return LogTier("missing") if seen.behind is None else _log_tier("behind", seen.behind)
+    if view.log is not None:
+        return _log_tier("ok", view.log)
+    return LogTier("missing") if view.behind is None else _log_tier("behind", view.behind)
 
 
-def _log_tier(state: str, view: LogView) -> LogTier:
-    ends = [segment.first for segment in view.segments[1:]] + [view.next_offset]
+def _log_tier(state: str, log: LogView) -> LogTier:
+    ends = [segment.first for segment in log.segments[1:]] + [log.next_offset]
     files = [
         LogFile(segment.path.name, segment.first, stop, segment.size)
-        for segment, stop in zip(view.segments, ends, strict=False)
+        for segment, stop in zip(log.segments, ends, strict=False)
     ]
-    tail = view.tail
+    tail = log.tail
     return LogTier(
         state,
-        OffsetRange(view.start_offset, view.next_offset),
+        OffsetRange(log.start_offset, log.next_offset),
         tuple(files),
         tail.synced_offset,
         tail.torn_bytes,
@@ -189,17 +189,17 @@ def _log_tier(state: str, view: LogView) -> LogTier:
     )
 
 
-async def _lag(sources: Sources, seen: TopicView, objects: ObjectsTier) -> Lag:
-    view = seen.log
-    if view is None or view.next_offset <= objects.stop:
+async def _lag(sources: Sources, view: TopicView, objects: ObjectsTier) -> Lag:
+    log = view.log
+    if log is None or log.next_offset <= objects.stop:
         return Lag(0, 0, 0)
-    messages = view.next_offset - max(objects.stop, view.start_offset)
-    time_us = max(0, view.tail.append_time_us - objects.append_time_us) if objects.append_time_us else None
+    messages = log.next_offset - max(objects.stop, log.start_offset)
+    time_us = max(0, log.tail.append_time_us - objects.append_time_us) if objects.append_time_us else None
     if not objects.stop:
-        return Lag(messages, view.size, time_us)
-    checkpoint = UploadCheckpoint(OsFiles(), sources.log_root.directory(seen.topic, seen.generation))
+        return Lag(messages, log.size, time_us)
+    checkpoint = UploadCheckpoint(OsFiles(), sources.log_root.directory(view.topic, view.generation))
     saved = await checkpoint.load()
     if saved is None or saved.offset != objects.stop:
         return Lag(messages, None, time_us)
-    size = sum(segment.size for segment in view.segments if segment.seq >= saved.place.seq)
+    size = sum(segment.size for segment in log.segments if segment.seq >= saved.place.seq)
     return Lag(messages, max(0, size - saved.place.byte), time_us)

@@ -18,15 +18,15 @@ from ister.core.errors import (
 from ister.core.tiers.selection import NOTHING, OffsetRange
 from ister.ports.files.files import OsFiles
 from ister.ports.objects import Patience
-from ister.runtime.compose import missing_store, open_metadata, open_store, open_tables, topics_config
-from ister.storage.generations import TopicRegistry
+from ister.runtime.compose import missing_store, open_stores, topics_config
+from ister.storage.generations import TopicGeneration, TopicRegistry
 from ister.storage.log_root import LogRoot
 from ister.storage.table_tier import TableTier
 from ister.wal.directory import FileNames
 from ister.wal.read_only import LogView
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
     from pathlib import Path
 
     from ister.config import Config
@@ -124,21 +124,9 @@ class TopicView:
 @asynccontextmanager
 async def open_sources(config: Config) -> AsyncIterator[Sources]:
     """Open stores and metadata read-only."""
-    store = open_store(config, patience=PATIENCE)
-    try:
-        metadata = await open_metadata(config, read_only=True)
-        try:
-            tables = open_tables(config)
-            try:
-                with reporting_store():
-                    yield Sources(config, topics_config(config), store, metadata, tables)
-            finally:
-                if tables is not None:
-                    tables.close()
-        finally:
-            await metadata.close()
-    finally:
-        await store.close()
+    async with open_stores(config, read_only=True, patience=PATIENCE) as stores:
+        with reporting_store():
+            yield Sources(config, topics_config(config), *stores)
 
 
 @contextmanager
@@ -151,19 +139,19 @@ def reporting_store() -> Iterator[None]:
 
 
 async def find_generation(sources: Sources, topic: TopicName) -> int:
-    """Return a topic's generation; raise UnknownTopicError if there is none.
-
-    A newer generation on disk than in metadata means that metadata was lost or is old.
-    """
-    record = await sources.registry.get(topic)
-    newest = max(await sources.log_root.generations(topic), default=0)
-    if record is None or (record.deleted and newest > record.generation):
-        found = newest
-    else:
-        found = 0 if record.deleted else max(record.generation, newest)
+    """Return a topic's generation; raise UnknownTopicError if there is none."""
+    found = _newest(await sources.registry.get(topic), await sources.log_root.generations(topic))
     if not found:
         raise UnknownTopicError(str(topic), sources.metadata.name)
     return found
+
+
+def _newest(record: TopicGeneration | None, on_disk: Iterable[int]) -> int:
+    """Return a topic's generation, 0 if there is none; a newer one on disk means that metadata was lost or is old."""
+    newest = max(on_disk, default=0)
+    if record is None:
+        return newest
+    return 0 if record.deleted and newest <= record.generation else max(record.generation, newest)
 
 
 async def view_topic(sources: Sources, topic: TopicName) -> TopicView:
@@ -173,15 +161,15 @@ async def view_topic(sources: Sources, topic: TopicName) -> TopicView:
     reach the log's start. So a hole between them is real.
     """
     generation = await find_generation(sources, topic)
-    seen = await _view_files(sources, topic, generation)
+    view = await _view_files(sources, topic, generation)
     if sources.tables is None:
-        return seen
+        return view
     table = sources.tables.table(topic, generation)
     try:
         end = await table.look()
-        return replace(seen, table=TableTier(table, end), weight=table.weight())
+        return replace(view, table=TableTier(table, end), weight=table.weight())
     except IsterError as error:
-        return replace(seen, no_table=error)
+        return replace(view, no_table=error)
 
 
 async def _view_files(sources: Sources, topic: TopicName, generation: int) -> TopicView:
@@ -231,14 +219,11 @@ def list_topics(config: Config) -> list[TopicSummary]:
 async def _list_topics(config: Config) -> list[TopicSummary]:
     async with open_sources(config) as sources:
         known, on_disk = await sources.registry.all(), await sources.log_root.topics()
-        found = []
-        for topic in sorted({*known, *on_disk}):
-            record, newest = known.get(topic), max(on_disk.get(topic, [0]))
-            if record is not None and record.deleted and newest <= record.generation:
-                continue
-            generation = newest if record is None else max(newest, record.generation)
-            found.append(await _summary(sources, topic, generation, in_metadata=record is not None))
-        return found
+        return [
+            await _summary(sources, topic, generation, in_metadata=topic in known)
+            for topic in sorted({*known, *on_disk})
+            if (generation := _newest(known.get(topic), on_disk.get(topic, ())))
+        ]
 
 
 async def _summary(sources: Sources, topic: TopicName, generation: int, *, in_metadata: bool) -> TopicSummary:

@@ -1,7 +1,7 @@
 """Verification of a log directory: every byte of every file, and that no file is missing.
 
 Nothing is locked and nothing is written, so the log may be in use meanwhile. A file that is pruned while it is read is no
-loss; a file that looks damaged is read a second time before it is reported; files that appear after the first listing are
+loss; damage is reported if a second read finds it, too; files that appear after the first listing are
 not read.
 """
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 class FileVerdict(Enum):
-    """The state of one file; GONE was pruned during the check."""
+    """The state of one file; PRUNED: during the check."""
 
     CLEAN = "clean"
     TORN = "torn"
     CORRUPT = "corrupt"
     MISSING = "missing"
-    GONE = "gone"
+    PRUNED = "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Report:
     @property
     def present(self) -> list[FileReport]:
         """The files that could be read."""
-        return [file for file in self.files if file.verdict not in {FileVerdict.GONE, FileVerdict.MISSING}]
+        return [file for file in self.files if file.verdict not in {FileVerdict.PRUNED, FileVerdict.MISSING}]
 
     @property
     def verdict(self) -> Verdict:
@@ -135,8 +135,8 @@ def _check_file(
     try:
         found, own_end = scan_file(segment, limit, advance)
         if found.verdict is not Verdict.CLEAN:
-            # A writer may have truncated a frame or rotated to the next file meanwhile. Real damage looks the same a
-            # second time.
+            # A writer may have truncated a frame or rotated to the next file meanwhile. Real damage
+            # is found a second time.
             limit = limit_of(segment, follower_of(segment, list_log(directory, names)))
             found, own_end = scan_file(segment, limit, no_progress)
     except FileNotFoundError as error:
@@ -171,7 +171,7 @@ def _vanished(
     if not left or left[0].seq < segment.seq:
         return _unreadable(segment, limit, error)
     stop = segment.first if limit is None else limit
-    return FileReport(segment.path.name, FileVerdict.GONE, segment.first, stop, stop)
+    return FileReport(segment.path.name, FileVerdict.PRUNED, segment.first, stop, stop)
 
 
 def _unreadable(segment: Segment, limit: int | None, error: OSError | InputError) -> FileReport:
@@ -195,7 +195,7 @@ def _with_gaps(names: FileNames, segments: list[Segment], checked: list[FileRepo
             wrong_name = f"{before.path.name} has the same sequence"
         elif after.seq == before.seq + 1 and after.first < before.first:
             wrong_name = f"its name says it starts at offset {after.first}"
-        elif after.seq != before.seq + 1 and earlier.verdict is not FileVerdict.GONE:
+        elif after.seq != before.seq + 1 and earlier.verdict is not FileVerdict.PRUNED:
             yield _missing(names, before, after, earlier.stop)
         if wrong_name:
             problem = CorruptLogError(str(after.path), 0, earlier.stop, wrong_name)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, NamedTuple
 
-from ister import config as settings
 from ister.cloud import Retention, UploadOptions
+from ister.config import ConfigError, Problem
 from ister.config.catalog import catalog_properties, local_warehouse, require_shared_catalog, sqlite_file
 from ister.core.errors import InputError, InvalidConfigError
 from ister.ports.files.files import OsFiles
@@ -19,7 +19,7 @@ from ister.storage.factory import TopicsConfig
 from ister.wal import WalConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from pyiceberg.catalog import Catalog
 
@@ -27,6 +27,30 @@ if TYPE_CHECKING:
     from ister.lake.topic_table import TableReads
     from ister.ports.metadata import Metadata
     from ister.ports.objects import CloudStore
+
+
+class Stores(NamedTuple):
+    """The object store, the metadata, and the readers of tables, None where tables are not read."""
+
+    objects: CloudStore
+    metadata: Metadata
+    tables: TableReads | None
+
+
+@asynccontextmanager
+async def open_stores(
+    config: Config, *, read_only: bool = False, patience: Patience | None = None
+) -> AsyncIterator[Stores]:
+    """Open the stores of a configuration."""
+    async with AsyncExitStack() as stack:
+        objects = open_store(config, patience=patience)
+        stack.push_async_callback(objects.close)
+        metadata = await open_metadata(config, read_only=read_only)
+        stack.push_async_callback(metadata.close)
+        tables = open_tables(config)
+        if tables is not None:
+            stack.callback(tables.close)
+        yield Stores(objects, metadata, tables)
 
 
 def open_store(config: Config, *, patience: Patience | None = None) -> CloudStore:
@@ -41,15 +65,17 @@ async def open_metadata(config: Config, *, read_only: bool) -> Metadata:
     Read-only: a missing SQLite file is not created, and metadata in memory is refused. For writing: a SQLite file has one
     writer (LockedError names it); etcd has no such lock.
     """
-    match config.wal_cloud.metadata.store:
-        case settings.MemoryMetadataSettings():
-            if read_only:
-                raise InputError(
-                    "metadata.in_memory",
-                    "keeps metadata in the memory of the broker, where no other process can read it; use SQLite or etcd",
-                )
+    metadata = config.wal_cloud.metadata
+    match metadata.kind:
+        case "memory" if read_only:
+            raise InputError(
+                "metadata.in_memory",
+                "keeps metadata in the memory of the broker, where no other process can read it; use SQLite or etcd",
+            )
+        case "memory":
             return MemoryMetadata()
-        case settings.SqliteMetadataSettings(path):
+        case "sqlite":
+            path = metadata.sqlite_file
             if not read_only:
                 OsFiles().make_directory(path.parent)
             elif not path.exists():
@@ -59,21 +85,19 @@ async def open_metadata(config: Config, *, read_only: bool) -> Metadata:
                     "run `ister objects rebuild`",
                 )
             return await SqliteMetadata.open(path, read_only)
-        case settings.EtcdMetadataSettings() as etcd:
+        case "etcd":
             from ister.ports.metadata.etcd import EtcdMetadata  # noqa: PLC0415  # gRPC costs half a second
 
             return await EtcdMetadata.open(
-                etcd.endpoints,
-                ca=etcd.ca,
-                cert=etcd.cert,
-                key=etcd.key,
-                user=etcd.user,
-                password=None if etcd.password is None else etcd.password.get_secret_value(),
+                metadata.etcd_endpoint or (),
+                ca=metadata.etcd_ca,
+                cert=metadata.etcd_cert,
+                key=metadata.etcd_key,
+                user=metadata.etcd_user,
+                password=None if metadata.etcd_password is None else metadata.etcd_password.get_secret_value(),
                 root=config.wal_cloud.uploader.root_prefix,
                 read_only=read_only,
             )
-        case store:
-            assert_never(store)
 
 
 def open_tables(config: Config) -> TableReads | None:
@@ -109,7 +133,7 @@ def open_catalog(config: Config) -> Iterator[Catalog | None]:
 
 def topics_config(config: Config) -> TopicsConfig:
     """Return the settings that all topics share."""
-    wal, uploader, retention = config.wal_cloud.wal, config.wal_cloud.uploader, config.wal_cloud.wal.retention
+    wal, uploader = config.wal_cloud.wal, config.wal_cloud.uploader
     object_retention_minutes = config.storage.iceberg_config.reader.object_retention_minutes
     return TopicsConfig(
         wal=WalConfig(
@@ -127,11 +151,7 @@ def topics_config(config: Config) -> TopicsConfig:
             interval_s=float(uploader.interval_seconds),
             max_object_mb=uploader.max_object_mb,
         ),
-        retention=Retention(
-            time_minutes=retention.time_minutes,
-            size_mb=retention.size_mb,
-            check_interval_minutes=retention.check_interval_minutes,
-        ),
+        retention=Retention(**dict(wal.retention)),
         root_prefix=uploader.root_prefix,
         cloud_timeout_s=config.policies.ack_timeout_ms / 1000,
         drain_timeout_s=config.broker.drain_timeout_ms / 1000,
@@ -159,9 +179,9 @@ def require_usable(loaded: Loaded) -> None:
         try:
             check()
         except InvalidConfigError as error:
-            problems.append(settings.Problem(loaded.origin(error.setting).line, error.setting, error.reason))
+            problems.append(Problem(loaded.origin(error.setting).line, error.setting, error.reason))
     if problems:
-        raise settings.ConfigError(loaded.source or "the defaults", problems)
+        raise ConfigError(loaded.source or "the defaults", problems)
 
 
 def _require_host(host: str) -> None:
@@ -175,17 +195,16 @@ def _require_host(host: str) -> None:
 
 def _require_paths(config: Config) -> None:
     """Refuse directories that are files, files that are directories, and certificates that do not exist."""
-    wal_cloud, catalog = config.wal_cloud, config.storage.iceberg_config.catalog
-    metadata, store = wal_cloud.metadata, wal_cloud.metadata.store
+    wal_cloud, metadata = config.wal_cloud, config.wal_cloud.metadata
     directories = [("wal_cloud.wal.dir", wal_cloud.wal.dir)]
     if wal_cloud.cloud.backend == "fs":
         directories.append(("wal_cloud.cloud.root", Path(wal_cloud.cloud.root)))
     if (warehouse := local_warehouse(config)) is not None:
         directories.append(("storage.iceberg_config.catalog.warehouse", warehouse))
     created = []
-    if isinstance(store, settings.SqliteMetadataSettings):
-        created.append(("wal_cloud.metadata.sqlite_path", store.path))
-    if catalog.type == "sql" and (file := sqlite_file(config)) is not None:
+    if metadata.kind == "sqlite":
+        created.append(("wal_cloud.metadata.sqlite_path", metadata.sqlite_file))
+    if (file := sqlite_file(config)) is not None:
         created.append(("storage.iceberg_config.catalog.uri", file))
     for setting, path in directories + [(setting, path.parent) for setting, path in created]:
         existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())

@@ -19,7 +19,7 @@ from ister.broker.topics.records import Records, SubscriptionRecord
 from ister.config import load
 from ister.config.catalog import require_shared_catalog
 from ister.core.errors import InvalidConfigError, PreconditionError
-from ister.runtime.compose import open_metadata, open_store, open_tables, topics_config
+from ister.runtime.compose import open_stores, topics_config
 from ister.runtime.pipeline_child import PipelineChild, child_arguments
 from ister.runtime.serve import broker_settings
 from ister.storage.factory import WalStorageFactory
@@ -88,13 +88,8 @@ async def _compose(loaded: Loaded, pipeline: TopicHost | None, stack: AsyncExitS
     """Open the stores of a configuration; the table is always read, whatever `storage.type` is."""
     storage = loaded.config.storage.model_copy(update={"type": "iceberg"})
     config = loaded.config.model_copy(update={"storage": storage})
-    store = open_store(config)
-    stack.push_async_callback(store.close)
-    metadata = await open_metadata(config, read_only=False)
-    stack.push_async_callback(metadata.close)
-    reads = open_tables(config)
+    store, metadata, reads = await stack.enter_async_context(open_stores(config))
     assert reads is not None, "its type is iceberg"
-    stack.callback(reads.close)
     topics = WalStorageFactory(topics_config(config), store=store, metadata=metadata, tables=reads.table)
 
     async def table_bytes(topic: TopicName, generation: int) -> int:

@@ -72,7 +72,7 @@ def run(loaded: Loaded, options: RunOptions, summary: Callable[[int, int, int], 
         threading.Thread(target=end_with_parent, name="ister-parent", daemon=True).start()
     local = options.master.startswith("local")
     token = os.environ.pop(TOKEN_VARIABLE, None) if local else None
-    tell_secrets(config)
+    export_secrets(config)
     began = time.monotonic()
     spark = open_session(config, master=options.master)
     log.info("spark_started", master=options.master, seconds=round(time.monotonic() - began, 1))
@@ -169,7 +169,7 @@ def reach(config: Config) -> Reach:
     return Reach(file_properties(config), cloud.backend, cloud.absolute_root(), cloud.public_options())
 
 
-def tell_secrets(config: Config) -> None:
+def export_secrets(config: Config) -> None:
     """Put secrets into the environment, which Python workers on this machine inherit; on a cluster its operator does."""
     _, properties = catalog_properties(config)
     public = file_properties(config)

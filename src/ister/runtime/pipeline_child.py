@@ -70,7 +70,7 @@ class PipelineChild:
         """Start it, and restart it whenever it exits; `has_owner` returns True while a pipeline is the owner."""
         self._task = asyncio.create_task(self._supervise(broker_url, has_owner))
 
-    def tell_end(self) -> None:
+    def terminate(self) -> None:
         """Send it SIGTERM, and start no other."""
         self._ending = True
         if self._terminated_at is None:
@@ -80,8 +80,8 @@ class PipelineChild:
 
     async def end(self) -> None:
         """Wait for its exit within its grace period, then kill it, which loses nothing."""
-        self.tell_end()
-        assert self._terminated_at is not None, "tell_end sets it"
+        self.terminate()
+        assert self._terminated_at is not None, "terminate sets it"
         if self._task is None:
             return
         if self._process is not None and self._process.returncode is None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from ister.broker.server import Listening, Ports
 from ister.broker.server import serve as run_broker
 from ister.broker.settings import BrokerSettings
-from ister.config import EtcdMetadataSettings, advice
+from ister.config import advice
 from ister.config.environment import TOKEN_VARIABLE
 from ister.core.errors import InvalidConfigError
-from ister.runtime.compose import open_metadata, open_store, open_tables, require_usable, topics_config
+from ister.runtime.compose import open_metadata, open_stores, open_tables, require_usable, topics_config
 from ister.storage.factory import WalStorageFactory
 from ister.storage.lake_factory import LakeConfig, LakeStorageFactory
 
@@ -54,7 +54,7 @@ def _prepare(loaded: Loaded, warn: Callable[[str], None]) -> None:
 
 def require_shared(config: Config) -> None:
     """Refuse read-only mode where no other broker could own the topics, or no table is read."""
-    if not isinstance(config.wal_cloud.metadata.store, EtcdMetadataSettings):
+    if config.wal_cloud.metadata.kind != "etcd":
         raise InvalidConfigError(
             "wal_cloud.metadata.etcd_endpoint",
             "is missing; --read-only needs the metadata of the broker that owns the topics, and only etcd can be shared: "
@@ -97,13 +97,7 @@ async def _serve(config: Config, ready: Callable[[Listening], None], child: Pipe
     async with AsyncExitStack() as stack:
         if child is not None:
             stack.push_async_callback(child.end)
-        store = open_store(config)
-        stack.push_async_callback(store.close)
-        metadata = await open_metadata(config, read_only=False)
-        stack.push_async_callback(metadata.close)
-        reads = open_tables(config)
-        if reads is not None:
-            stack.callback(reads.close)
+        store, metadata, reads = await stack.enter_async_context(open_stores(config))
         factory = WalStorageFactory(
             topics_config(config), store=store, metadata=metadata, tables=None if reads is None else reads.table
         )
@@ -113,11 +107,10 @@ async def _serve(config: Config, ready: Callable[[Listening], None], child: Pipe
             factory=factory,
             metadata=metadata,
             ready=listening,
-            draining=(lambda: None) if child is None else child.tell_end,
+            draining=(lambda: None) if child is None else child.terminate,
             pipeline_token=os.environ.get(TOKEN_VARIABLE) if child is None else child.token,
             table_reads=None if reads is None else reads.seen,
-            shares_subscriptions=reads is not None
-            and isinstance(config.wal_cloud.metadata.store, EtcdMetadataSettings),
+            shares_subscriptions=reads is not None and config.wal_cloud.metadata.kind == "etcd",
         )
 
 

@@ -25,7 +25,7 @@ def once(tmp_path, monkeypatch):
         writer = FakeWriter(broker, FakeLake())
         writer.verdicts = verdicts
         spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1), stop=lambda: None)
-        monkeypatch.setattr(pipeline, "tell_secrets", lambda config: None)
+        monkeypatch.setattr(pipeline, "export_secrets", lambda config: None)
         monkeypatch.setattr(pipeline, "open_session", lambda *_, **__: spark)
         monkeypatch.setattr(pipeline, "BrokerClient", lambda *_: broker)
         monkeypatch.setattr(pipeline, "LakeCatalog", SimpleNamespace(open=lambda *_, **__: None))

@@ -47,7 +47,7 @@ def test_files_that_are_pruned_while_we_read_are_gone_not_lost(tmp_path):
 
     report = verify_directory(tmp_path, NAMES, prune)
     assert [file.verdict for file in report.files] == [
-        FileVerdict.CLEAN, FileVerdict.GONE, FileVerdict.GONE, FileVerdict.CLEAN, FileVerdict.CLEAN,
+        FileVerdict.CLEAN, FileVerdict.PRUNED, FileVerdict.PRUNED, FileVerdict.CLEAN, FileVerdict.CLEAN,
     ]  # fmt: skip
     assert report.problems == []
     assert report.verdict is Verdict.CLEAN

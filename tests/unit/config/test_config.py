@@ -5,19 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from ister.config import (
-    Cloud,
-    ConfigError,
-    EtcdMetadataSettings,
-    MemoryMetadataSettings,
-    MetadataSection,
-    SqliteMetadataSettings,
-    WalSection,
-    advice,
-    load,
-    loads,
-    values,
-)
+from ister.config import Cloud, ConfigError, WalSection, advice, load, loads, values
+from ister.config.metadata_models import MetadataSection
 from ister.config.reference import PLACES
 from ister.core.errors import ClientError
 from ister.ports.objects.factory import StoreSettings, open_store
@@ -46,7 +35,10 @@ def test_the_documents_own_file_is_read_as_it_is():
         "access_key": "minioadmin",
         "secret_key": "minioadmin123",
     }
-    assert wal_cloud.metadata.store == EtcdMetadataSettings(("127.0.0.1:2379",), None, None, None, None, None)
+    metadata = wal_cloud.metadata
+    assert (metadata.kind, metadata.etcd_endpoint) == ("etcd", ("127.0.0.1:2379",))
+    unset = (metadata.etcd_ca, metadata.etcd_cert, metadata.etcd_key, metadata.etcd_user, metadata.etcd_password)
+    assert unset == (None,) * 5
 
 
 def test_every_default_is_the_documents():
@@ -64,7 +56,7 @@ def test_every_default_is_the_documents():
     assert (config.uploader.enabled, config.uploader.interval_seconds) == (True, 300)
     assert (config.uploader.root_prefix, config.uploader.max_object_mb) == ("/danube-data", None)
     assert (config.cloud.backend, config.cloud.root) == ("fs", "danube-data/objects")
-    assert config.metadata.store == SqliteMetadataSettings(Path("danube-data/metadata.db"))
+    assert (config.metadata.kind, config.metadata.sqlite_file) == ("sqlite", Path("danube-data/metadata.db"))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +104,7 @@ def test_a_data_directory_holds_everything_that_has_no_place():
     loaded = load(None, Path("/data"), {})
     config = loaded.config.wal_cloud
     assert (config.wal.dir, config.cloud.root) == (Path("/data/wal"), "/data/objects")
-    assert config.metadata.store == SqliteMetadataSettings(Path("/data/metadata.db"))
+    assert (config.metadata.kind, config.metadata.sqlite_file) == ("sqlite", Path("/data/metadata.db"))
     catalog = loaded.config.storage.iceberg_config.catalog
     assert (catalog.uri, catalog.warehouse) == ("sqlite:////data/catalog.db", "/data/warehouse")
     moved = {value.key for value in values(loaded) if value.origin.kind == "--data-dir"}
@@ -136,7 +128,7 @@ def test_without_a_data_directory_things_lie_beside_the_log():
 def test_sqlite_has_no_path_where_it_is_not_used(text):
     metadata = read(section("wal_cloud.metadata", text), {"YES": "true"}, Path("/data")).config.wal_cloud.metadata
     assert metadata.sqlite_path is None
-    assert isinstance(metadata.store, EtcdMetadataSettings | MemoryMetadataSettings)
+    assert metadata.kind in {"etcd", "memory"}
 
 
 def test_a_data_directory_without_effect_is_told():

@@ -27,12 +27,16 @@ class Anything(dict):
 
 
 def test_the_page_is_what_the_models_say():
-    assert PAGE.read_text() == reference(), "run: python -m ister.config > docs/config.md"
+    assert PAGE.read_text() == reference(PAGE.read_text()), "run: python -m ister.config docs/config.md"
 
 
-def test_the_command_that_the_page_names_prints_it():
-    command = [sys.executable, "-m", "ister.config"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == reference()
+def test_the_command_that_the_page_names_prints_it(tmp_path):
+    page = tmp_path / "config.md"
+    page.write_text(
+        re.sub("## Keys\n.*## Examples\n", "## Keys\n\nOld.\n\n## Examples\n", PAGE.read_text(), flags=re.DOTALL)
+    )
+    subprocess.run([sys.executable, "-m", "ister.config", str(page)], check=True)
+    assert page.read_text() == PAGE.read_text()
 
 
 def test_the_page_has_an_example_for_every_kind_of_store():

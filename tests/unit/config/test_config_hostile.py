@@ -280,7 +280,7 @@ def test_s9_no_problem_repeats_a_value(line):
 def test_s9_a_sound_configuration_shows_no_secret():
     loaded = loads(SOUND.encode(), "f.yml", None, {"SECRET": CANARY})
     shown = [repr(loaded), str(loaded), str(loaded.config), repr(loaded.config), loaded.config.model_dump_json()]
-    shown += [str(loaded.config.model_dump()), repr(loaded.config.wal_cloud.metadata.store), repr(values(loaded))]
+    shown += [str(loaded.config.model_dump()), repr(loaded.config.wal_cloud.metadata), repr(values(loaded))]
     shown += [str(advice(loaded)), format(loaded.config), f"{loaded.config.wal_cloud.cloud!r}"]
     assert CANARY not in "\n".join(shown)
     assert loaded.config.wal_cloud.cloud.revealed_options()["secret_key"] == CANARY

@@ -11,7 +11,7 @@ from ister.config.catalog import STORE_FILES, catalog_properties, file_propertie
 from ister.config.environment import SECRETS_VARIABLE
 from ister.core.errors import InvalidConfigError
 from ister.lake.files import GCS_CREDENTIALS_VARIABLE, StoreFileIO, open_io
-from ister.runtime.pipeline import tell_secrets
+from ister.runtime.pipeline import export_secrets
 from parts.config import read, section
 
 LAKE = "storage.iceberg_config"
@@ -127,7 +127,7 @@ def test_every_property_that_the_driver_has_for_files_reaches_executors(monkeypa
     monkeypatch.setattr(os, "environ", {})
     keys = "client.region: r, client.access-key-id: a, client.secret-access-key: '${SECRET}', header.X-Api-Key: h"
     text = f"type: rest\nuri: http://127.0.0.1:1\nwarehouse: w\nproperties: {{{keys}}}"
-    tell_secrets(read(section(f"{LAKE}.catalog", text), KEYS).config)
+    export_secrets(read(section(f"{LAKE}.catalog", text), KEYS).config)
     told = json.loads(os.environ[SECRETS_VARIABLE])["files"]
     assert told == {"client.region": "r", "client.access-key-id": "a", "client.secret-access-key": "the-secret"}
 
@@ -135,6 +135,6 @@ def test_every_property_that_the_driver_has_for_files_reaches_executors(monkeypa
 def test_who_chooses_other_files_has_them_in_executors_too(monkeypatch):
     monkeypatch.setattr(os, "environ", {})
     text = "warehouse: gs://b/w\nproperties: {py-io-impl: theirs.FileIO, gcs.oauth2.token: '${SECRET}'}"
-    tell_secrets(read(section(f"{LAKE}.catalog", text), KEYS).config)
+    export_secrets(read(section(f"{LAKE}.catalog", text), KEYS).config)
     told = json.loads(os.environ[SECRETS_VARIABLE])["files"]
     assert told == {"py-io-impl": "theirs.FileIO", "gcs.oauth2.token": "the-secret"}

@@ -27,12 +27,12 @@ from ister.cli.output import (
     Output,
     bars,
     confirm,
+    fields_of,
     many,
     megabytes,
     notice,
     print_table,
     printable,
-    problem_fields,
     say,
 )
 from ister.config.catalog import require_shared_catalog
@@ -427,22 +427,7 @@ def did(result: Result) -> str:
 
 
 def _maintained_fields(done: Maintained) -> object:
-    return {
-        "results": [
-            {
-                "table": one.table,
-                "procedure": one.procedure.value,
-                "dry_run": one.dry_run,
-                "removed": one.removed,
-                "added": one.added,
-                "bytes": one.size,
-                "snapshots": one.snapshots,
-                "spared": one.spared,
-            }
-            for one in done.results
-        ],
-        "problems": problem_fields(done.problems),
-    }
+    return fields_of(done) | {"results": [fields_of(one, size="bytes") for one in done.results]}
 
 
 def _write_repaired(done: Repaired) -> None:

@@ -17,16 +17,7 @@ from ister.cli.options import (
     command_group,
     utf8_text,
 )
-from ister.cli.output import (
-    Output,
-    many,
-    megabytes,
-    print_table,
-    printable,
-    problem_fields,
-    progress_bar,
-    say,
-)
+from ister.cli.output import Output, fields_of, many, megabytes, print_table, printable, progress_bar, say
 
 if TYPE_CHECKING:
     from ister.offline.rebuild import RebuildReport
@@ -98,22 +89,7 @@ def _write_verified(report: "ObjectsReport") -> None:
 
 
 def _verified_fields(report: "ObjectsReport") -> object:
-    return {
-        "topic": str(report.topic),
-        "generation": report.generation,
-        "store": report.store,
-        "verdict": "damaged" if report.problems else "sound",
-        "start": report.start,
-        "stop": report.stop,
-        "objects": report.objects,
-        "sound": report.sound,
-        "bytes": report.size,
-        "orphans": report.orphans,
-        "orphan_bytes": report.orphan_bytes,
-        "orphans_ahead": report.orphans_ahead,
-        "strangers": report.strangers,
-        "problems": problem_fields(report.problems),
-    }
+    return fields_of(report, size="bytes") | {"verdict": "damaged" if report.problems else "sound"}
 
 
 def _write_rebuilt(report: "RebuildReport") -> None:
@@ -138,27 +114,7 @@ def _write_rebuilt(report: "RebuildReport") -> None:
 
 
 def _rebuilt_fields(report: "RebuildReport") -> object:
-    return {
-        "store": report.store,
-        "metadata": report.metadata,
-        "dry_run": report.dry_run,
-        "topics": [
-            {
-                "topic": str(topic.topic),
-                "state": topic.state,
-                "generation": topic.generation,
-                "start": topic.start,
-                "stop": topic.stop,
-                "objects": topic.objects,
-                "bytes": topic.size,
-                "orphans": topic.orphans,
-                "older": topic.older,
-                "note": topic.note,
-                "problems": problem_fields(topic.problems),
-            }
-            for topic in report.topics
-        ],
-    }
+    return fields_of(report) | {"topics": [fields_of(topic, size="bytes", pieces="") for topic in report.topics]}
 
 
 def _others(report: "ObjectsReport") -> Iterator[str]:

@@ -22,14 +22,14 @@ from ister.cli.options import (
     command_group,
     utf8_text,
 )
-from ister.cli.output import Output, many, notice, printable, say
+from ister.cli.output import Output, fields_of, many, notice, printable, say
 from ister.client.channel import Remote
 from ister.client.producer import Producer, partition_number
 from ister.core.errors import BusyError, InputError, IsterError, NotFoundError
 from ister.core.names import TopicName
 
-PATIENCE_S = 30.0
-"""How long a broker may be away before we give up."""
+RETRY_FOR_S = 30.0
+"""How long a call is retried while the broker is unavailable."""
 RETRY_S = 0.2
 
 app = command_group()
@@ -37,7 +37,7 @@ app = command_group()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """What every message has."""
+    """What all messages of one command have in common."""
 
     topic: str
     reliable: bool
@@ -48,7 +48,7 @@ class Sending:
 
 @dataclass(slots=True)
 class Sent:
-    """What became of the messages for one topic or partition."""
+    """The messages that one topic or partition acknowledged, and their offsets."""
 
     topic: str
     messages: int = 0
@@ -57,7 +57,7 @@ class Sent:
 
 
 def payloads(texts: Sequence[str], files: Sequence[Path]) -> Iterator[bytes]:
-    """Give what was typed, then what is in files, each whole; or else the lines of stdin."""
+    """Yield the texts, then the content of each file; or else the lines of stdin."""
     for text in texts:
         yield text.encode("utf-8", "surrogateescape")
     for path in files:
@@ -69,7 +69,7 @@ def payloads(texts: Sequence[str], files: Sequence[Path]) -> Iterator[bytes]:
 
 
 def parse_attributes(words: Sequence[str]) -> dict[str, str]:
-    """Read NAME=VALUE words."""
+    """Parse NAME=VALUE words."""
     found = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -80,7 +80,7 @@ def parse_attributes(words: Sequence[str]) -> dict[str, str]:
 
 
 def produce(url: str, sending: Sending, messages: Iterable[bytes]) -> list[Sent]:
-    """Send messages; returns what is stored where. What was stored before a failure is told before it."""
+    """Send messages; return what is stored where. Before a failure is raised, a notice has the number of messages sent."""
     TopicName.parse(sending.topic)
     with Remote.broker(url) as broker:
         sender = _Sender(broker, url, sending)
@@ -108,13 +108,13 @@ class _Sender:
 
     @property
     def count(self) -> int:
-        """How many messages were answered."""
+        """The number of acknowledged messages."""
         return sum(sent.messages for sent in self.sent.values())
 
     def send(self, payload: bytes) -> None:
-        """Send one message, again while the broker is away; one whose answer was lost may so be stored twice.
+        """Send one message; retry while the broker is unavailable, so one whose answer was lost may be stored twice.
 
-        One that is stored and has not reached its level in time (StoredError) is never sent again.
+        A message that is stored and has not reached its level in time (StoredError) is not sent again.
         """
         sent = self.sent[self._producer.route(self._sending.key, self.count)]
         deadline: float | None = None
@@ -132,8 +132,8 @@ class _Sender:
                 if not self._producer.ids:
                     raise
                 if deadline is None:
-                    deadline = time.monotonic() + PATIENCE_S
-                    notice(f"ister: {error}; trying again for {PATIENCE_S:g} s.")
+                    deadline = time.monotonic() + RETRY_FOR_S
+                    notice(f"ister: {error}; trying again for {RETRY_FOR_S:g} s.")
                 elif time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_S)
@@ -207,8 +207,5 @@ def _fields(sending: Sending, sent: Sequence[Sent]) -> object:
     return {
         "topic": sending.topic,
         "messages": sum(one.messages for one in sent),
-        "stored": [
-            {"topic": one.topic, "messages": one.messages, "first_offset": one.first, "last_offset": one.last}
-            for one in sent
-        ],
+        "stored": [fields_of(one, first="first_offset", last="last_offset") for one in sent],
     }

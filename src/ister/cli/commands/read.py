@@ -18,6 +18,7 @@ from ister.cli.options import (
     command_group,
 )
 from ister.cli.output import (
+    OFFSET_COLUMNS,
     Output,
     bars,
     item_lines,
@@ -27,12 +28,9 @@ from ister.cli.output import (
     message_heading,
     moment,
     notice,
-    say,
+    offset_line,
 )
 from ister.core.message import StreamMessage
-
-_LINE = "{:>12} {:27} {}"
-_COLUMNS = 12 + 27 + 2
 
 app = command_group()
 
@@ -62,13 +60,12 @@ def _read(
     from ister.offline.read import read_topic
 
     lines = item_lines(
-        output, _fields, _line, lambda message: message.payload, columns_before=_COLUMNS, payload=payload
+        output, _fields, _line, lambda message: message.payload, columns_before=OFFSET_COLUMNS, payload=payload
     )
 
     @contextmanager
     def writing(total: int) -> Iterator[Callable[[list[StreamMessage]], None]]:
-        if output is not Output.JSON:
-            say(_LINE.format("OFFSET", "APPENDED (UTC)", message_heading()))
+        output.show_heading(offset_line("OFFSET", "APPENDED (UTC)", message_heading()))
         out = sys.stdout  # a progress bar replaces it while it is shown
         progress = bars()
         progress.disable = progress.disable or out.isatty()  # the messages themselves go to the screen
@@ -87,7 +84,7 @@ def _read(
 
 
 def _line(message: StreamMessage, columns: int) -> str:
-    return _LINE.format(message.offset, moment(message.append_time_us), message_columns(message, columns))
+    return offset_line(f"{message.offset}", moment(message.append_time_us), message_columns(message, columns))
 
 
 def _fields(message: StreamMessage) -> dict[str, object]:

@@ -13,7 +13,7 @@ from ister.broker.server import Listening
 from ister.cli.commands.config import load_config
 from ister.cli.logs import LogFormat, show_server_events
 from ister.cli.options import ADMIN, BROKER, ConfigOption, DataDirOption, OutputOption, command, command_group
-from ister.cli.output import Output, many, notice, printable, say
+from ister.cli.output import Output, fields_of, many, notice, printable, say
 from ister.config import Loaded
 from ister.runtime.pipeline_child import GRACE_S, PipelineChild, child_arguments
 from ister.runtime.serve import serve, serve_read_only
@@ -111,10 +111,7 @@ def _fields(loaded: Loaded, listening: Listening, seconds: float) -> object:
         "version": __version__,
         "pid": os.getpid(),
         "data_dir": str(loaded.home),
-        "broker_url": listening.broker_url,
-        "admin_url": listening.admin_url,
-        "metrics_url": listening.metrics_url,
-        "topics": listening.topics,
+        **fields_of(listening, has_pipeline=""),
         "problems": dict(listening.problems),
         "seconds": round(seconds, 3),
     }

@@ -19,7 +19,7 @@ from ister.cli.options import (
     parse_position,
     utf8_text,
 )
-from ister.cli.output import Output, confirm, many, print_table, printable, say
+from ister.cli.output import Output, confirm, many, print_table, printable, say, wire_fields, wire_word
 from ister.client.channel import Remote
 from ister.core.errors import InputError
 from ister.rpc import danube_admin_pb2 as danube
@@ -28,15 +28,6 @@ from ister.rpc import ister_v1_pb2 as ister
 SubscriptionArgument = Annotated[
     str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription's name.", parser=utf8_text)
 ]
-
-_TYPES = {
-    ister.SUBSCRIPTION_TYPE_EXCLUSIVE: "exclusive",
-    ister.SUBSCRIPTION_TYPE_SHARED: "shared",
-    ister.SUBSCRIPTION_TYPE_FAILOVER: "failover",
-    ister.SUBSCRIPTION_TYPE_KEY_SHARED: "key-shared",
-}
-_BACKOFFS = {ister.BACKOFF_FIXED: "fixed", ister.BACKOFF_EXPONENTIAL: "exponential"}
-_POISONS = {ister.POISON_DEAD_LETTER: "dead_letter", ister.POISON_BLOCK: "block", ister.POISON_DROP: "drop"}
 
 app = command_group("List, move and end subscriptions, by asking the broker.")
 
@@ -116,13 +107,18 @@ def _delete(
             confirm(f"Subscription {subscription} of {topic} and its progress will be gone.")
         topics = [one.name for one in find_topics(broker, topic)]
         for name in topics:
-            request = danube.SubscriptionRequest(topic=name, subscription=subscription)
-            broker.change("/danube_admin.TopicAdmin/Unsubscribe", request, danube.SubscriptionResponse)
+            unsubscribe(broker, name, subscription)
         output.show(
             topics,
             lambda names: {"deleted": [{"topic": name, "subscription": subscription} for name in names]},
             lambda _: say(f"Deleted {subscription} of {topic}."),
         )
+
+
+def unsubscribe(admin: Remote, topic: str, subscription: str) -> None:
+    """Delete a subscription of one topic."""
+    request = danube.SubscriptionRequest(topic=topic, subscription=subscription)
+    admin.change("/danube_admin.TopicAdmin/Unsubscribe", request, danube.SubscriptionResponse)
 
 
 def reset_cursor(admin: Remote, topic: str, subscription: str, position: Position) -> ister.ResetCursorResponse:
@@ -151,7 +147,7 @@ def _write_list(topic: str, lines: Sequence[tuple[str, ister.Subscription]]) -> 
             (
                 name,
                 found.name,
-                _TYPES.get(found.type, str(found.type)),
+                _type(found),
                 f"{found.cursor}" if reliable else "-",
                 f"{found.lag:,}" if reliable else "-",
                 f"{found.unacked:,}",
@@ -161,58 +157,20 @@ def _write_list(topic: str, lines: Sequence[tuple[str, ister.Subscription]]) -> 
                 Text("blocked by a poisoned message", "red") if found.blocked else "",
             )
         )
-    print_table(
-        (
-            "Topic",
-            "Subscription",
-            "Type",
-            ">Next offset",
-            ">Behind",
-            ">Unacked",
-            ">Waiting",
-            ">Window",
-            ">Connected",
-            "",
-        ),
-        rows,
-    )
+    numbers = (">Next offset", ">Behind", ">Unacked", ">Waiting", ">Window", ">Connected")
+    print_table(("Topic", "Subscription", "Type", *numbers, ""), rows)
     say(f"{many(len(lines), 'subscription')}.")
 
 
 def _fields(topic: str, found: ister.Subscription) -> object:
-    policy = found.failure_policy
     return {
         "topic": topic,
-        "subscription": found.name,
-        "type": _TYPES.get(found.type, str(found.type)),
+        **wire_fields(found, name="subscription", dispatch=""),
+        "type": _type(found),
         "reliable": found.dispatch == ister.DISPATCH_RELIABLE,
-        "cursor": found.cursor,
-        "durable_cursor": found.durable_cursor,
-        "lag": found.lag,
-        "unacked": found.unacked,
-        "waiting": found.waiting,
-        "redelivered": found.redelivered,
-        "window": found.window,
-        "blocked": found.blocked,
-        "failure_policy": {
-            "max_redelivery_count": policy.max_redelivery_count,
-            "ack_timeout_ms": policy.ack_timeout_ms,
-            "base_redelivery_delay_ms": policy.base_redelivery_delay_ms,
-            "max_redelivery_delay_ms": policy.max_redelivery_delay_ms,
-            "backoff": _BACKOFFS.get(policy.backoff, str(policy.backoff)),
-            "poison": _POISONS.get(policy.poison, str(policy.poison)),
-            "dead_letter_topic": policy.dead_letter_topic if policy.HasField("dead_letter_topic") else None,
-        }
-        if found.HasField("failure_policy")
-        else None,
-        "consumers": [
-            {
-                "name": consumer.name,
-                "connected": consumer.connected,
-                "active": consumer.active,
-                "unacked": consumer.unacked,
-                "key_filters": list(consumer.key_filters),
-            }
-            for consumer in found.consumers
-        ],
+        "consumers": [wire_fields(consumer, consumer_id="") for consumer in found.consumers],
     }
+
+
+def _type(found: ister.Subscription) -> str:
+    return wire_word(found, "type").replace("_", "-")

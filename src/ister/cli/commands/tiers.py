@@ -10,7 +10,7 @@ from rich.text import Text
 from ister.cli.commands.config import load_config
 from ister.cli.exit_codes import leave_with
 from ister.cli.options import ConfigOption, DataDirOption, OutputOption, TopicArgument, command, command_group
-from ister.cli.output import Output, many, megabytes, printable, say, tables
+from ister.cli.output import Output, fields_of, many, megabytes, printable, say, tables
 from ister.core.tiers.selection import OffsetRange
 
 if TYPE_CHECKING:
@@ -83,42 +83,22 @@ def bar(spans: Sequence[OffsetRange], whole: OffsetRange, width: int) -> str:
 
 
 def _fields(report: "TiersReport") -> object:
-    log, objects, lag = report.log, report.objects, report.lag
+    log, objects, table = report.log, report.objects, report.table
     return {
-        "topic": str(report.topic),
+        "topic": report.topic,
         "generation": report.generation,
         "start": report.start,
         "stop": report.stop,
-        "objects": {
-            "spans": [[span.start, span.stop] for span in objects.spans],
-            "objects": objects.count,
-            "bytes": objects.size,
-            "append_time_us": objects.append_time_us or None,
-        },
-        "log": {
-            "state": log.state,
-            "start": log.span.start,
-            "stop": log.span.stop,
-            "synced_offset": log.synced,
-            "bytes": log.size,
-            "torn_bytes": log.torn_bytes,
-            "append_time_us": log.append_time_us or None,
-            "files": [
-                {"file": file.name, "start": file.start, "stop": file.stop, "bytes": file.size} for file in log.files
-            ],
-        },
+        "objects": fields_of(objects, count="objects", size="bytes")
+        | {"append_time_us": objects.append_time_us or None},
+        "log": fields_of(log, span="", synced="synced_offset")
+        | log.span._asdict()
+        | {"bytes": log.size, "append_time_us": log.append_time_us or None}
+        | {"files": [fields_of(file, name="file", size="bytes") for file in log.files]},
         "table": None
-        if report.table is None
-        else {
-            "name": report.table.name,
-            "start": report.table.span.start,
-            "stop": report.table.span.stop,
-            "files": report.table.files,
-            "bytes": report.table.size,
-            "snapshot_id": report.table.snapshot_id,
-            "problem": report.table.problem or None,
-        },
-        "lag": {"messages": lag.messages, "bytes": lag.size, "time_us": lag.time_us},
+        if table is None
+        else fields_of(table, span="", size="bytes") | table.span._asdict() | {"problem": table.problem or None},
+        "lag": fields_of(report.lag, size="bytes"),
         "problems": [str(problem) for problem in report.problems],
     }
 

@@ -6,7 +6,6 @@ A partitioned topic is all of its partitions.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +28,20 @@ from ister.cli.options import (
     command,
     utf8_text,
 )
-from ister.cli.output import Output, confirm, many, megabytes, moment, notice, print_table, printable, say
+from ister.cli.output import (
+    Output,
+    confirm,
+    fields_of,
+    many,
+    megabytes,
+    moment,
+    notice,
+    print_table,
+    printable,
+    say,
+    wire_fields,
+    wire_word,
+)
 from ister.cli.policies import changed, parse_settings, show_policies
 from ister.client.channel import Remote
 from ister.config import Config
@@ -41,14 +53,6 @@ from ister.rpc import ister_v1_pb2 as ister
 
 if TYPE_CHECKING:
     from ister.offline.topic import TopicSummary
-
-_LEVELS = {
-    ister.ACK_LEVEL_MEMORY: "memory",
-    ister.ACK_LEVEL_WAL: "wal",
-    ister.ACK_LEVEL_FSYNC: "fsync",
-    ister.ACK_LEVEL_CLOUD: "cloud",
-    ister.ACK_LEVEL_LAKE: "lake",
-}
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", epilog=EXIT_CODES)
 
@@ -231,11 +235,8 @@ def _delete(
 def _list_offline(file: Path | None, data_dir: Path | None, output: Output) -> None:
     from ister.offline.topic import list_topics as list_offline
 
-    output.show(list_offline(load_config(file, data_dir).config), _summary_fields, _write_summaries)
-
-
-def _summary_fields(topics: "Sequence[TopicSummary]") -> object:
-    return {"topics": [asdict(one) | {"topic": str(one.topic)} for one in topics]}
+    found = list_offline(load_config(file, data_dir).config)
+    output.show(found, lambda topics: {"topics": [fields_of(one) for one in topics]}, _write_summaries)
 
 
 def _write_summaries(topics: "Sequence[TopicSummary]") -> None:
@@ -380,7 +381,7 @@ def _write_list(topics: Sequence[ister.TopicDetail]) -> None:
             (
                 topic.name,
                 "reliable" if reliable else "non-reliable",
-                _LEVELS.get(topic.level, str(topic.level)),
+                wire_word(topic, "level"),
                 f"{offsets.start}" if reliable else "-",
                 f"{offsets.next}" if reliable else "-",
                 f"{offsets.cloud_stop}" if offsets.HasField("cloud_stop") else "-",
@@ -422,7 +423,7 @@ def _write_topic(topic: ister.TopicDetail) -> None:
     reliable = topic.dispatch == ister.DISPATCH_RELIABLE
     lines = {"delivery": "reliable" if reliable else "non-reliable: nothing is stored"}
     if reliable:
-        lines["acknowledged"] = f"at level {_LEVELS.get(topic.level, str(topic.level))}"
+        lines["acknowledged"] = f"at level {wire_word(topic, 'level')}"
         lines["messages"] = f"{many(offsets.next - offsets.start, 'message')}, [{offsets.start}, {offsets.next})"
         lines["synced"] = f"below offset {offsets.synced}"
         start = f" from offset {offsets.log_start}" if offsets.HasField("log_start") else ""
@@ -447,37 +448,14 @@ def _write_topic(topic: ister.TopicDetail) -> None:
 
 
 def _fields(topic: ister.TopicDetail) -> dict[str, object]:
-    offsets, schema = topic.offsets, topic.schema
+    schema = wire_fields(
+        topic.schema, schema_id="id", latest_version="version", schema_type="type", validation_policy="validation"
+    )
     return {
-        "topic": topic.name,
-        "generation": topic.generation,
+        **wire_fields(topic, name="topic", dispatch="", offsets=""),
+        **wire_fields(topic.offsets, lake_upto=""),
         "reliable": topic.dispatch == ister.DISPATCH_RELIABLE,
-        "level": _LEVELS.get(topic.level, str(topic.level)),
         "policies": json.loads(topic.policies or "{}"),
-        "schema": {
-            "subject": schema.subject,
-            "id": schema.schema_id,
-            "version": schema.latest_version,
-            "type": schema.schema_type,
-            "validation": schema.validation_policy,
-            "validates_payload": schema.validates_payload,
-        }
-        if topic.HasField("schema")
-        else None,
-        "partition": {"base": topic.partition.base, "number": topic.partition.number}
-        if topic.HasField("partition")
-        else None,
-        "start": offsets.start,
-        "next": offsets.next,
-        "synced": offsets.synced,
-        "log_start": offsets.log_start if offsets.HasField("log_start") else None,
-        "cloud_start": offsets.cloud_start if offsets.HasField("cloud_start") else None,
-        "cloud_stop": offsets.cloud_stop if offsets.HasField("cloud_stop") else None,
-        "log_bytes": topic.log_bytes,
-        "cloud_bytes": topic.cloud_bytes,
-        "producers": topic.producers,
-        "consumers": topic.consumers,
-        "subscriptions": list(topic.subscriptions),
-        "created_at_ms": topic.created_at_ms,
+        "schema": schema if topic.HasField("schema") else None,
         "trouble": topic.trouble or None,
     }

@@ -11,6 +11,7 @@ from ister.cli.exit_codes import leave_with
 from ister.cli.options import OutputOption, PayloadOption, command, command_group
 from ister.cli.output import (
     Output,
+    fields_of,
     item_lines,
     many,
     megabytes,
@@ -35,7 +36,7 @@ _COLUMNS = 11 + 12 + 8 + 8 + 7 + 27 + 6
 _STYLES = {
     FileVerdict.CLEAN: "green",
     FileVerdict.TORN: "yellow",
-    FileVerdict.GONE: "dim",
+    FileVerdict.PRUNED: "dim",
     FileVerdict.CORRUPT: "bold red",
     FileVerdict.MISSING: "bold red",
 }
@@ -56,13 +57,14 @@ def _dump(
 ) -> None:
     """Show a log file frame by frame."""
     lines = item_lines(output, _frame_fields, _line, _payload, columns_before=_COLUMNS, payload=payload)
-    needs_heading = output is not Output.JSON
+    heading = _LINE.format("BYTE", "OFFSET", "LENGTH", "CRC", "KIND", "APPENDED (UTC)", message_heading())
+    needs_heading = True
     for item in dump.dump_file(file, start, limit):
         if not isinstance(item, Frame):
             notice(_ending(file.name, start, item))
             continue
         if needs_heading:
-            say(_LINE.format("BYTE", "OFFSET", "LENGTH", "CRC", "KIND", "APPENDED (UTC)", message_heading()))
+            output.show_heading(heading)
             needs_heading = False
         for line in lines(item):
             say(line)
@@ -100,27 +102,12 @@ def _payload(frame: Frame) -> bytes:
 
 
 def _frame_fields(frame: Frame) -> dict[str, object]:
-    fields: dict[str, object] = {
-        "byte": frame.at,
-        "offset": frame.offset,
-        "length": frame.length,
-        "crc": frame.crc,
-    }
+    fields = fields_of(frame, at="byte", content="")
     content = frame.content
     if isinstance(content, Marker):
-        fields |= {
-            "kind": "marker",
-            "nonce": content.nonce,
-            "own_byte": content.at,
-            "synced_offset": content.synced_offset,
-            "synced_byte": content.synced_pos,
-        }
-        return fields
-    return fields | {
-        "kind": "message",
-        "append_time_us": content.append_time_us,
-        **message_fields(content),
-    }
+        marker = fields_of(content, at="own_byte", synced_pos="synced_byte")
+        return fields | {"kind": "marker"} | marker
+    return fields | {"kind": "message", "append_time_us": content.append_time_us} | message_fields(content)
 
 
 def _ending(name: str, start: int, ending: dump.Ending) -> str:
@@ -151,25 +138,17 @@ def _fields(report: Report) -> object:
     last = report.present[-1] if report.present else None
     return {
         "directory": report.directory,
-        "verdict": report.verdict.value,
+        "verdict": report.verdict,
         "start": report.present[0].first if report.present else None,
         "stop": last.stop if last else None,
         "synced_offset": last.synced if last else None,
         "messages": sum(file.messages for file in report.present),
         "bytes": sum(file.size for file in report.present),
         "files": [
-            {
-                "file": file.name,
-                "verdict": file.verdict.value,
-                "first": file.first,
-                "stop": file.stop,
+            fields_of(file, name="file", synced="synced_offset", size="bytes", end="valid_bytes")
+            | {
                 "messages": file.messages,
-                "bytes": file.size,
-                "valid_bytes": file.end,
-                "superseded_bytes": file.superseded_bytes,
                 "bad_bytes": file.bad_bytes,
-                "synced_offset": file.synced,
-                "reason": file.reason,
                 "problem": None if file.problem is None else str(file.problem),
             }
             for file in report.files
@@ -188,7 +167,7 @@ def _write(report: Report) -> None:
 def _row(file: FileReport) -> tuple[Text | str, ...]:
     verdict = Text(file.verdict.value, _STYLES[file.verdict])
     name = file.name
-    if file.verdict in {FileVerdict.MISSING, FileVerdict.GONE}:
+    if file.verdict in {FileVerdict.MISSING, FileVerdict.PRUNED}:
         return (name, verdict)
     return (
         name,
@@ -204,7 +183,7 @@ def _row(file: FileReport) -> tuple[Text | str, ...]:
 def _sentences(report: Report) -> Iterator[str]:
     for file in report.files:
         name = printable(file.name)
-        if file.verdict is FileVerdict.GONE:
+        if file.verdict is FileVerdict.PRUNED:
             yield f"{name} was pruned while this check ran; that is no damage."
         if file.superseded_bytes:
             yield (

@@ -22,7 +22,7 @@ READY_S = 120
 """How long a start or a stop may take before the demo fails."""
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST, _LAST = 10_000, 32_767
-_SERVE = "from ister.cli import main; main()"
+_SERVE = [sys.executable, "-c", "from ister.cli import main; main()", "serve", "--no-pipeline", "-o", "json"]
 _CONFIG = """\
 broker_port: {broker}
 admin_port: {admin}
@@ -60,19 +60,7 @@ class DemoBroker:
         began = time.monotonic()
         with (self._directory / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  # our own program
-                [
-                    sys.executable,
-                    "-c",
-                    _SERVE,
-                    "serve",
-                    "--no-pipeline",
-                    "-o",
-                    "json",
-                    "--config",
-                    config,
-                    "--data-dir",
-                    self.data,
-                ],
+                [*_SERVE, "--config", config, "--data-dir", self.data],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

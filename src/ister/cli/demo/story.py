@@ -20,7 +20,7 @@ from rich.table import Table
 from ister.cli.demo.broker import DemoBroker
 from ister.cli.demo.clients import TOPIC, Consumers, connected, produce, until
 from ister.cli.demo.history import SHOPS, History, Subscription, check_replay
-from ister.cli.demo.lake import carry_and_count
+from ister.cli.demo.lake import write_and_count
 from ister.cli.exit_codes import CheckFailedError
 from ister.cli.output import bars, many, megabytes, say, tables
 from ister.core.errors import InputError
@@ -89,7 +89,7 @@ async def _run_in(directory: Path, total: int) -> None:
         stored = history.check()
         _show(history, stored)
         await _lose_the_log(broker, stored)
-        await _carry_to_the_lake(broker, stored)
+        await _write_to_the_table(broker, stored)
         await _lose_all_but_the_table(broker, stored)
         await asyncio.to_thread(broker.stop)
     say()
@@ -226,17 +226,17 @@ async def _lose_all_but_the_table(broker: DemoBroker, stored: list[bytes]) -> No
     )
 
 
-async def _carry_to_the_lake(broker: DemoBroker, stored: list[bytes]) -> None:
+async def _write_to_the_table(broker: DemoBroker, stored: list[bytes]) -> None:
     """Write the topic to its table with Spark, and count the messages in SQL."""
     say("Spark    starts now, and carries the topic to an Iceberg table; the first time it fetches its jars.")
-    answer = await asyncio.to_thread(carry_and_count, broker, TOPIC)
+    answer = await asyncio.to_thread(write_and_count, broker, TOPIC)
     if not answer.count == answer.distinct == answer.upto == len(stored):
         raise CheckFailedError(f"{len(stored)} messages are stored, and the table says {answer}")
     say(
-        f"Commit   {many(answer.rows, 'row')} in {many(answer.files, 'file')}, in {many(answer.commits, 'atomic commit')}, {answer.carried_s:.1f} s "
+        f"Commit   {many(answer.rows, 'row')} in {many(answer.files, 'file')}, in {many(answer.commits, 'atomic commit')}, {answer.written_s:.1f} s "
         f"(Spark itself took {answer.started_s:.1f} s to start)."
     )
     say(
         f"SQL      SELECT count(*), count(DISTINCT topic_offset) FROM {answer.table}: {answer.count:,} and {answer.distinct:,}, "  # noqa: S608  # shown
-        f"as many as have an answer; {answer.asked_s:.1f} s."
+        f"as many as have an answer; {answer.queried_s:.1f} s."
     )
