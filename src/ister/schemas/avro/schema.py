@@ -25,11 +25,12 @@ from ister.schemas.avro.types import (
     Type,
     Union,
 )
-from ister.schemas.avro.wire import check_payload
+from ister.schemas.avro.wire import checker
 from ister.schemas.document import canonical, fingerprint_of, load_json, refused, shown
 from ister.schemas.kinds import SchemaType
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Self
 
     from ister.core.errors import InvalidRequestError
@@ -64,6 +65,8 @@ class AvroSchema:
 
     root: Type
     fingerprint: str
+    check: Callable[[bytes], None]
+    """Raises InvalidMessageError unless a payload is one value of this schema."""
     type: SchemaType = SchemaType.AVRO
 
     @classmethod
@@ -73,11 +76,7 @@ class AvroSchema:
         parser = _Parser()
         root = parser.parse(document, "", "$")
         _refuse_endless(parser.records)
-        return cls(root, fingerprint_of(canonical(document).encode()))
-
-    def check(self, payload: bytes) -> None:
-        """Raise InvalidMessageError unless the payload is one value of this schema."""
-        check_payload(self.root, payload)
+        return cls(root, fingerprint_of(canonical(document).encode()), checker(root).check)
 
 
 class _Parser:

@@ -82,4 +82,5 @@ class Record:
     fields: list[Field] = field(default_factory=list)
 
 
-Type: TypeAlias = Primitive | Fixed | Enum | Array | Map | Union | Record
+Leaf: TypeAlias = Primitive | Fixed | Enum
+Type: TypeAlias = Leaf | Array | Map | Union | Record

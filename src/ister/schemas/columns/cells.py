@@ -133,25 +133,6 @@ class RowState:
             self.misfits.add(column)
 
 
-class FieldBudget:
-    """How many fields a payload may still give: one that is null in Avro or not set in proto3 takes no bytes of it."""
-
-    __slots__ = ("_left",)
-
-    def __init__(self) -> None:
-        self._left = 0
-
-    def begin(self, payload: bytes) -> None:
-        """Begin a payload."""
-        self._left = len(payload) + CELLS_MAX
-
-    def take(self, fields: int) -> None:
-        """Take a number of fields, or raise."""
-        self._left -= fields
-        if self._left < 0:
-            raise UndecodableError(f"gives over {CELLS_MAX} fields more than it has bytes")
-
-
 def fitter(wanted: Struct, table: Struct, state: RowState | None = None) -> Fit:
     """Return what makes a row of a table's shape of a value of a schema's; it raises UndecodableError."""
     state = RowState() if state is None else state
@@ -173,31 +154,33 @@ def as_json(shape: Shape) -> Callable[[Value], Json]:
         case Primitive.FLOAT | Primitive.DOUBLE:
             return _number_as_json
         case Primitive.BINARY:
-            return lambda value: b64encode(value).decode() if isinstance(value, bytes) else _plain(value)
+            return lambda value: b64encode(value).decode() if isinstance(value, bytes) else unchanged(value)
         case Primitive.DATE | Primitive.TIMESTAMP | Primitive.TIMESTAMPTZ:
-            return lambda value: _moment(shape, value) if type(value) is int else _plain(value)
+            return lambda value: _moment(shape, value) if type(value) is int else unchanged(value)
         case Primitive() | Opaque():
-            return _plain
+            return unchanged
         case Decimal():
             return lambda value: f"{value:f}" if isinstance(value, decimal.Decimal) else str(value)
         case Struct():
             fields = {one.name: as_json(one.shape) for one in shape.fields}
             return lambda value: (
-                {name: None if one is None else fields.get(name, _plain)(one) for name, one in value.items()}
+                {name: None if one is None else fields.get(name, unchanged)(one) for name, one in value.items()}
                 if isinstance(value, dict)
-                else _plain(value)
+                else unchanged(value)
             )
         case List():
             element = as_json(shape.element)
             return lambda value: (
-                [None if one is None else element(one) for one in value] if isinstance(value, list) else _plain(value)
+                [None if one is None else element(one) for one in value]
+                if isinstance(value, list)
+                else unchanged(value)
             )
         case Map():
             inner = as_json(shape.value)
             return lambda value: (
                 {name: None if one is None else inner(one) for name, one in value.items()}
                 if isinstance(value, dict)
-                else _plain(value)
+                else unchanged(value)
             )
 
 
@@ -443,7 +426,7 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separator
 
 def _number_as_json(value: Value) -> Json:
     if type(value) is not float or math.isfinite(value):
-        return _plain(value)
+        return unchanged(value)
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
@@ -457,8 +440,8 @@ def _moment(kind: Primitive, value: int) -> Json:
     return f"{text}Z" if kind is Primitive.TIMESTAMPTZ else text
 
 
-def _plain(value: Value) -> Json:
-    """Return what is JSON as it is; json.dumps finds what is not."""
+def unchanged(value: Value) -> Json:
+    """Return what is JSON already; the encoder finds what is not."""
     return value  # type: ignore[return-value]
 
 
