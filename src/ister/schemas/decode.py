@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -14,7 +14,6 @@ from ister.schemas.columns.types import arrow_type, columns_in
 from ister.schemas.document import shown
 from ister.schemas.json import columns as of_json
 from ister.schemas.json.schema import JsonSchema
-from ister.schemas.primitive import PlainSchema
 from ister.schemas.protobuf import columns as of_protobuf
 from ister.schemas.protobuf.schema import ProtobufSchema
 
@@ -58,25 +57,16 @@ def first_of(unknown: Iterable[Named]) -> list[Named]:
 
 def shape_of(schema: Schema) -> Struct | None:
     """Return the shape of a schema's values, None when they have none."""
-    match schema:
-        case JsonSchema():
-            return of_json.shape_of(schema)
-        case AvroSchema():
-            return of_avro.shape_of(schema)
-        case ProtobufSchema():
-            return of_protobuf.shape_of(schema)
-        case PlainSchema():
-            return None
-        case _:
-            assert_never(schema)
+    found = _columns_of(schema)
+    return None if found is None else found[0]
 
 
 def decoder(schema: Schema, table: Struct, state: RowState) -> Decode | None:
     """Return what makes a row of a payload, or raises UndecodableError; None when a schema's values have no shape."""
-    wanted = shape_of(schema)
-    if wanted is None:
+    found = _columns_of(schema)
+    if found is None:
         return None
-    read = _reader(schema)
+    wanted, read = found
     fit = fitter(wanted, table, state)
 
     def decode(payload: bytes) -> Value:
@@ -162,16 +152,16 @@ class Decoders:
         return self._known[key]
 
 
-def _reader(schema: Schema) -> Decode:
+def _columns_of(schema: Schema) -> tuple[Struct, Decode] | None:
     match schema:
         case JsonSchema():
-            return of_json.reader(schema)
+            return of_json.shape_of(schema), of_json.reader(schema)
         case AvroSchema():
-            return of_avro.reader(schema)
+            return of_avro.shape_of(schema), of_avro.reader(schema)
         case ProtobufSchema():
-            return of_protobuf.reader(schema)
+            return of_protobuf.shape_of(schema), of_protobuf.reader(schema)
         case _:
-            raise AssertionError(schema)
+            return None
 
 
 def _built(rows: list[Value], errors: list[str | None], kind: pa.DataType) -> pa.Array:
@@ -185,12 +175,9 @@ def _built(rows: list[Value], errors: list[str | None], kind: pa.DataType) -> pa
             pa.array([row], kind)
         except _REFUSALS as error:
             rows[index] = None
-            errors[index] = f"holds what no column can: {_why(error)}"
+            why = "half a character" if isinstance(error, UnicodeError) else type(error).__name__
+            errors[index] = f"holds what no column can: {why}"
     return pa.array(rows, kind)
-
-
-def _why(error: Exception) -> str:
-    return "half a character" if isinstance(error, UnicodeError) else type(error).__name__
 
 
 _REFUSALS: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)

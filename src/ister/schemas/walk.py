@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ister.core.errors import InvalidMessageError
@@ -24,26 +25,24 @@ MALFORMED: Final = (UndecodableError, IndexError, struct.error, UnicodeDecodeErr
 """What a walk raises for bytes that are not of their schema; each level adds its name as a note."""
 
 
+@dataclass(slots=True)
 class Budget:
     """How many values a payload may still give: those that take no bytes of it would have no end."""
 
-    __slots__ = ("_left", "_per_byte", "_reason", "_spare")
-
-    def __init__(self, spare: int, per_byte: int, reason: str) -> None:
-        self._spare = spare
-        self._per_byte = per_byte
-        self._reason = reason
-        self._left = 0
+    spare: int
+    per_byte: int
+    reason: str
+    left: int = 0
 
     def begin(self, payload: bytes) -> None:
         """Begin a payload."""
-        self._left = self._spare + self._per_byte * len(payload)
+        self.left = self.spare + self.per_byte * len(payload)
 
     def take(self, values: int) -> None:
         """Take a number of values, or raise UndecodableError."""
-        self._left -= values
-        if self._left < 0:
-            raise UndecodableError(self._reason)
+        self.left -= values
+        if self.left < 0:
+            raise UndecodableError(self.reason)
 
 
 def field_budget() -> Budget:

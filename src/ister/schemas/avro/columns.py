@@ -19,7 +19,17 @@ from ister.schemas.avro.types import Array, Enum, Fixed, Record, Union
 from ister.schemas.avro.types import Map as AvroMap
 from ister.schemas.avro.types import Primitive as AvroPrimitive
 from ister.schemas.avro.wire import Walker, basic, big_decimal, decimal_of, duration, millis, time_of_day, uuid
-from ister.schemas.columns.types import DECIMAL_DIGITS_MAX, Decimal, Field, List, Map, Primitive, Room, Struct, rooted
+from ister.schemas.columns.types import (
+    DECIMAL_DIGITS_MAX,
+    ColumnBudget,
+    Decimal,
+    Field,
+    List,
+    Map,
+    Primitive,
+    Struct,
+    rooted,
+)
 from ister.schemas.walk import Budget, converted, decoder, field_budget, read_as_json
 
 if TYPE_CHECKING:
@@ -66,44 +76,44 @@ _PLAIN: Final[dict[str, Shape]] = {
 
 def shape_of(schema: AvroSchema) -> Struct:
     """Return the shape of a schema's values."""
-    return rooted(_shape(schema.root, frozenset(), 0, Room()))
+    return rooted(_shape(schema.root, frozenset(), 0, ColumnBudget()))
 
 
 def reader(schema: AvroSchema) -> Callable[[bytes], Value]:
     """Return the decoder of payloads, which raises UndecodableError."""
-    shape = _shape(schema.root, frozenset(), 0, Room())
+    shape = _shape(schema.root, frozenset(), 0, ColumnBudget())
     items = Budget(ITEMS_SPARE, 1, "says that it holds more items than it can")
     return decoder(Walker(_read_leaf, build=True, fields=field_budget(), items=items).walk(schema.root, shape), shape)
 
 
-def _shape(kind: Type, around: frozenset[int], depth: int, room: Room) -> Shape | None:
+def _shape(kind: Type, around: frozenset[int], depth: int, budget: ColumnBudget) -> Shape | None:
     """Return the shape of a type, None when it is always null."""
     match kind:
         case AvroPrimitive() | Fixed() | Enum():
             return _leaf(kind)[0]
         case Union():
-            return _union(kind, around, depth, room)
+            return _union(kind, around, depth, budget)
         case Record():
-            if id(kind) in around or not room.take(len(kind.fields), depth + 1):
+            if id(kind) in around or not budget.take(len(kind.fields), depth + 1):
                 return Primitive.JSON
             inner = around | {id(kind)}
-            shapes = ((one.name, _shape(one.type, inner, depth + 1, room)) for one in kind.fields)
+            shapes = ((one.name, _shape(one.type, inner, depth + 1, budget)) for one in kind.fields)
             fields = tuple(Field(name, shape) for name, shape in shapes if shape is not None)
             return Struct(fields) if fields else Primitive.JSON
         case Array() | AvroMap():
-            if not room.take(1, depth + 1):
+            if not budget.take(1, depth + 1):
                 return Primitive.JSON
-            part = _shape(kind.items if isinstance(kind, Array) else kind.values, around, depth + 1, room)
+            part = _shape(kind.items if isinstance(kind, Array) else kind.values, around, depth + 1, budget)
             if part is None or part is Primitive.JSON:
                 return Primitive.JSON
             return List(part) if isinstance(kind, Array) else Map(part)
 
 
-def _union(kind: Union, around: frozenset[int], depth: int, room: Room) -> Shape | None:
+def _union(kind: Union, around: frozenset[int], depth: int, budget: ColumnBudget) -> Shape | None:
     others = [one for one in kind.branches if not _is_null(one)]
     if not others:
         return None
-    return _shape(others[0], around, depth, room) if len(others) == 1 else Primitive.JSON
+    return _shape(others[0], around, depth, budget) if len(others) == 1 else Primitive.JSON
 
 
 def _leaf(kind: Leaf) -> tuple[Shape | None, Callable[[Value], Value] | None]:

@@ -200,7 +200,7 @@ def _fit(wanted: Shape, table: Shape, state: RowState, path: Path, place: str) -
         case (Decimal() | Primitive(), Decimal() | Primitive()) if _is_number(table) and _is_number(wanted):
             return _number(table)
         case Primitive(), _ if table is wanted:
-            return _sized(table, state) if table in _SIZED else _single(table)
+            return _single(table, state)
         case _:
             return None
 
@@ -268,39 +268,31 @@ def _map(inner: Fit, width: int, state: RowState) -> Fit:
     return fit
 
 
-def _sized(kind: Primitive, state: RowState) -> Fit:
-    """Return what takes texts or bytes, and counts how long they are."""
+def _single(kind: Primitive, state: RowState) -> Fit:
+    """Return what takes booleans, texts, bytes or moments; texts and bytes count by how long they are."""
     word, python = _SINGLE[kind]
+    low, high = _SPANS.get(kind, (0, 0))
+    take_text = state.take_text
 
-    def fit(value: Value) -> Value:
-        if type(value) is not python:
-            raise _not(word, value)
-        state.take_text(len(value))  # type: ignore[arg-type]  # it is a str or bytes
-        return value
-
-    return fit
-
-
-def _single(kind: Primitive) -> Fit:
-    word, python = _SINGLE[kind]
-    span = _SPANS.get(kind)
-
-    def fit(value: Value) -> Value:
-        if type(value) is not python:
+    def fit_boolean(value: Value) -> Value:
+        if type(value) is not bool:
             raise _not(word, value)
         return value
 
-    def fit_span(value: Value) -> Value:
+    def fit_text(value: Value) -> Value:
+        if type(value) is not python:
+            raise _not(word, value)
+        take_text(len(value))  # type: ignore[arg-type]  # it is a str or bytes
+        return value
+
+    def fit_moment(value: Value) -> Value:
         if type(value) is not int:
             raise _not(word, value)
         if not low <= value <= high:
             raise UndecodableError(f"{_shown(value)} is out of range for a {word}")
         return value
 
-    if span is None:
-        return fit
-    low, high = span
-    return fit_span
+    return fit_boolean if python is bool else fit_moment if python is int else fit_text
 
 
 def _number(table: Shape) -> Fit:
@@ -317,11 +309,16 @@ def _number(table: Shape) -> Fit:
             return lambda value: value if type(value) is int and low <= value <= high else _whole(low, high, value)
 
 
-def _whole(low: int, high: int, value: Value) -> int:
+def _exact(value: Value) -> int | float | decimal.Decimal:
     if isinstance(value, Number):
-        value = value.exact()
+        return value.exact()
     if isinstance(value, bool) or not isinstance(value, int | float | decimal.Decimal):
         raise _not("a number", value)
+    return value
+
+
+def _whole(low: int, high: int, value: Value) -> int:
+    value = _exact(value)
     if isinstance(value, float) and not value.is_integer():
         raise UndecodableError(f"{_shown(value)} is no integer")
     if not low <= value <= high:
@@ -363,22 +360,14 @@ def _float(value: Value) -> float:
 
 
 def _decimal(table: Decimal, value: Value) -> decimal.Decimal:
-    if isinstance(value, Number):
-        value = value.exact()
-    if isinstance(value, bool) or not isinstance(value, int | float | decimal.Decimal):
-        raise _not("a number", value)
+    value = _exact(value)
     try:
-        exact = _EXACT.create_decimal(value)
-        scaled = _EXACT.quantize(exact, decimal.Decimal(1).scaleb(-table.scale))
+        scaled = _EXACT.quantize(_EXACT.create_decimal(value), decimal.Decimal(1).scaleb(-table.scale))
     except decimal.DecimalException:
-        raise UndecodableError(_too_many_digits(table, value)) from None
-    if scaled and scaled.adjusted() >= table.precision - table.scale:
-        raise UndecodableError(_too_many_digits(table, value))
+        scaled = None
+    if scaled is None or (scaled and scaled.adjusted() >= table.precision - table.scale):
+        raise UndecodableError(f"{_shown(value)} cannot be a decimal({table.precision},{table.scale}) without loss")
     return scaled
-
-
-def _too_many_digits(table: Decimal, value: Value) -> str:
-    return f"{_shown(value)} cannot be a decimal({table.precision},{table.scale}) without loss"
 
 
 def _text_of(wanted: Shape, state: RowState) -> Fit:
@@ -410,13 +399,10 @@ def _written_by_value(value: Json | Number) -> str:
         case str():
             return encode_basestring(value)
         case dict():
-            return (
-                "{"
-                + ",".join([f"{encode_basestring(name)}:{_written_by_value(one)}" for name, one in value.items()])
-                + "}"
-            )
+            entries = [f"{encode_basestring(name)}:{_written_by_value(one)}" for name, one in value.items()]
+            return f"{{{','.join(entries)}}}"
         case list():
-            return "[" + ",".join([_written_by_value(one) for one in value]) + "]"
+            return f"[{','.join(map(_written_by_value, value))}]"
         case _:
             return _encode(value)
 
@@ -472,7 +458,6 @@ def _shown(value: Value) -> str:
     return repr("".join(one if one.isprintable() else "?" for one in cut)) if isinstance(value, str) else cut
 
 
-_SIZED: Final = frozenset({Primitive.STRING, Primitive.BINARY})
 _TEXTS: Final = frozenset({Primitive.JSON, Primitive.STRING})
 _SINGLE: Final[dict[Primitive, tuple[str, type]]] = {
     Primitive.BOOLEAN: ("a boolean", bool),

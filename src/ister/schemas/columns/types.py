@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+from typing import Final, TypeAlias, assert_never
 
 import pyarrow as pa
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 COLUMNS_MAX: Final = 1_000
 """Columns that one schema may ask for. Named types can be used again and again, so that a small definition asks for
@@ -107,7 +104,13 @@ def arrow_type(shape: Shape) -> pa.DataType:
 
 def columns_in(shape: Shape) -> int:
     """Return how many columns a shape has, itself included."""
-    return 1 + sum(columns_in(one) for one in _parts(shape))
+    match shape:
+        case Struct():
+            return 1 + sum(columns_in(one.shape) for one in shape.fields)
+        case List(inner) | Map(inner):
+            return 1 + columns_in(inner)
+        case _:
+            return 1
 
 
 def rooted(shape: Shape | None) -> Struct:
@@ -115,28 +118,18 @@ def rooted(shape: Shape | None) -> Struct:
     return shape if isinstance(shape, Struct) else Struct((Field("value", shape or Primitive.JSON),))
 
 
-class Room:
+@dataclass(slots=True)
+class ColumnBudget:
     """What is left of the columns that one schema may ask for."""
 
-    def __init__(self) -> None:
-        self._left = COLUMNS_MAX
+    left: int = COLUMNS_MAX
 
     def take(self, columns: int, depth: int) -> bool:
         """Take a number of columns; none when there is no room, or they are nested too deeply."""
-        if columns > self._left or depth > DEPTH_MAX:
+        if columns > self.left or depth > DEPTH_MAX:
             return False
-        self._left -= columns
+        self.left -= columns
         return True
-
-
-def _parts(shape: Shape) -> Iterator[Shape]:
-    match shape:
-        case Struct():
-            yield from (one.shape for one in shape.fields)
-        case List():
-            yield shape.element
-        case Map():
-            yield shape.value
 
 
 _ARROW: Final[dict[Primitive, pa.DataType]] = {

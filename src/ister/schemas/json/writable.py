@@ -127,23 +127,14 @@ class Written:
             return None
         return [value for value in listed if all(self._side.validator.accepts(one, value) for one in self.schemas)]
 
-    def limit(self, low: str, high: str, *, lower: bool) -> Limit | None:
-        """Return the tightest limit of a pair of keywords such as minLength and maxLength."""
-        keyword, sign = (low, 1) if lower else (high, -1)
+    def limit(self, keyword: str) -> Limit | None:
+        """Return the tightest limit of a keyword such as minLength or maxLength."""
+        sign = 1 if keyword.startswith("min") else -1
         found = [limit for part in self.parts if (limit := limit_of(part, keyword)) is not None]
         return max(found, key=lambda one: (sign * one.number, one.open), default=None)
 
-    @property
-    def low(self) -> Limit | None:
-        """The least number."""
-        return self._number_limit(lower=True)
-
-    @property
-    def high(self) -> Limit | None:
-        """The greatest number."""
-        return self._number_limit(lower=False)
-
-    def _number_limit(self, *, lower: bool) -> Limit | None:
+    def number_limit(self, *, lower: bool) -> Limit | None:
+        """Return the least number, or the greatest."""
         found = [limit for part in self.parts for limit in number_limits(part, lower=lower)]
         sign = 1 if lower else -1
         tightest = max(found, key=lambda one: (sign * one.number, one.open), default=None)

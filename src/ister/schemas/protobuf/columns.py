@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ister.schemas.columns.types import Decimal, Field, List, Map, Primitive, Room, Struct, rooted
+from ister.schemas.columns.types import ColumnBudget, Decimal, Field, List, Map, Primitive, Struct, rooted
 from ister.schemas.protobuf.wire import BYTES, GROUP, WIRE, Walker
 from ister.schemas.walk import Checker, decoder, read_as_json
 
@@ -91,7 +91,7 @@ class _Shapes:
 
     def __init__(self, schema: ProtobufSchema) -> None:
         self._messages = schema.messages
-        self._room = Room()
+        self._budget = ColumnBudget()
 
     def message(self, name: str, around: frozenset[str], depth: int) -> Shape:
         message = self._messages[name]
@@ -99,7 +99,7 @@ class _Shapes:
             return _SHAPES[message.fields[1].kind]
         if name in around or name in _JSON_MESSAGES or not message.fields:
             return Primitive.JSON
-        if not self._room.take(len(message.fields), depth + 1):
+        if not self._budget.take(len(message.fields), depth + 1):
             return Primitive.JSON
         inner = around | {name}
         return Struct(
@@ -109,7 +109,7 @@ class _Shapes:
     def _field(self, message: Message, one: ProtoField, around: frozenset[str], depth: int) -> Shape:
         if not one.repeated:
             return self._single(one, around, depth)
-        if not self._room.take(1, depth + 1):
+        if not self._budget.take(1, depth + 1):
             return Primitive.JSON
         entry = map_entry(message, one, self._messages)
         part = self._single(one if entry is None else entry.fields[2], around, depth + 1)
