@@ -90,9 +90,7 @@ class Decoders:
         self._table = table
         self._type = arrow_type(table)
         self._latest = latest
-        self._newest: dict[int, int] = {}
-        for name, version in schemas:
-            self._newest[name] = max(version, self._newest.get(name, version))
+        self._newest = dict(sorted(schemas))
         self._known: dict[Named, Decode | None] = {}
         self._unknown: set[Named] = set()
         self._state = RowState()

@@ -81,6 +81,12 @@ def decoder(walk: Callable[[bytes], Value], shape: Shape | None) -> Callable[[by
     return decode
 
 
+def fixed(form: str) -> Read:
+    """Return the reader of a number of a fixed size."""
+    unpack, size = struct.Struct(form).unpack_from, struct.calcsize(form)
+    return lambda data, at: (unpack(data, at)[0], at + size)
+
+
 def converted(read: Read, convert: Callable[[Value], Value]) -> Read:
     """Return a reader whose values are converted."""
 

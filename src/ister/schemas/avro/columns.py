@@ -1,7 +1,7 @@
 """Columns of an Avro schema, and the decoder of Avro payloads.
 
-Records, lists, maps and a union of null and one other type are what they look like; logical types that Iceberg has are
-used. A time of day is a text, `12:30:00.000000`, because Spark cannot read a table with a column of times. Nanoseconds are
+Records, lists, maps and a union of null and one other type are the corresponding columns; logical types that Iceberg has
+are used. A time of day is a text, `12:30:00.000000`, because Spark cannot read a table with a column of times. Nanoseconds are
 longs, because timestamps have microseconds; a duration is a struct. Other unions, what leads back to itself, a record
 without fields and a decimal of more than 38 digits are JSON. What is always null has no column. A field that is renamed is
 another field to us: aliases name no columns.
@@ -92,7 +92,9 @@ def _shape(kind: Type, around: frozenset[int], depth: int, budget: ColumnBudget)
         case AvroPrimitive() | Fixed() | Enum():
             return _leaf(kind)[0]
         case Union():
-            return _union(kind, around, depth, budget)
+            if len(kind.not_null) > 1:
+                return Primitive.JSON
+            return _shape(kind.not_null[0], around, depth, budget) if kind.not_null else None
         case Record():
             if id(kind) in around or not budget.take(len(kind.fields), depth + 1):
                 return Primitive.JSON
@@ -107,13 +109,6 @@ def _shape(kind: Type, around: frozenset[int], depth: int, budget: ColumnBudget)
             if part is None or part is Primitive.JSON:
                 return Primitive.JSON
             return List(part) if isinstance(kind, Array) else Map(part)
-
-
-def _union(kind: Union, around: frozenset[int], depth: int, budget: ColumnBudget) -> Shape | None:
-    others = [one for one in kind.branches if not _is_null(one)]
-    if not others:
-        return None
-    return _shape(others[0], around, depth, budget) if len(others) == 1 else Primitive.JSON
 
 
 def _leaf(kind: Leaf) -> tuple[Shape | None, Callable[[Value], Value] | None]:
@@ -136,10 +131,6 @@ def _digits(kind: AvroPrimitive | Fixed) -> tuple[int, int] | None:
         return None
     precision, scale = int(found[1]), int(found[2])
     return (precision, scale) if 0 <= scale <= precision and precision else None
-
-
-def _is_null(kind: Type) -> bool:
-    return isinstance(kind, AvroPrimitive) and kind.kind == "null"
 
 
 def _read_leaf(kind: Leaf, shape: Shape | None) -> Read:

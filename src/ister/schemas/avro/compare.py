@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ister.schemas.avro.types import Array, Enum, Fixed, Map, Primitive, Record, Union
+from ister.schemas.avro.types import Array, Enum, Fixed, Map, Primitive, Record, Union, word_for
 from ister.schemas.document import shown
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def _compare(path: str, reader: Type, writer: Type) -> list[_Meeting] | str:
         return [_Meeting(path, reader, branch) for branch in writer.branches]
     if isinstance(reader, Union):
         branches = [_Meeting(path, branch, writer) for branch in reader.branches if _may_match(branch, writer)]
-        return branches or f"the reader's union has no place for {_word(writer)}"
+        return branches or f"the reader's union has no place for {word_for(writer)}"
     if not _may_match(reader, writer):
-        return f"{_word(writer)} cannot be read as {_word(reader)}"
+        return f"{word_for(writer)} cannot be read as {word_for(reader)}"
     match reader, writer:
         case Array(), Array():
             return [_Meeting(f"{path}[]", reader.items, writer.items)]
@@ -106,7 +106,8 @@ def _compare_records(path: str, reader: Record, writer: Record) -> list[_Meeting
             return f"the writer has both the fields {found[0]} and {found[1]}, which are one to the reader"
         meetings += [_Meeting(f"{path}.{wanted.name}", wanted.type, written[name]) for name in found]
         certain = any(name == wanted.name or (aliases[name] == 1 and name not in names) for name in found)
-        if not (certain or wanted.has_default or (isinstance(wanted.type, Union) and wanted.type.nullable)):
+        nullable = isinstance(wanted.type, Union) and len(wanted.type.not_null) < len(wanted.type.branches)
+        if not (certain or wanted.has_default or nullable):
             return f"the writer has no field {wanted.name}, and it has neither a default nor null"
     return meetings
 
@@ -125,13 +126,3 @@ def _may_match(reader: Type, writer: Type) -> bool:
 def _same_name(reader: Fixed | Enum | Record, writer: Fixed | Enum | Record) -> bool:
     """Return True if two types match by Avro's rule: the last part of the name, or an alias of the reader."""
     return reader.name.rpartition(".")[2] == writer.name.rpartition(".")[2] or writer.name in reader.aliases
-
-
-def _word(kind: Type) -> str:
-    match kind:
-        case Primitive():
-            return kind.kind
-        case Fixed() | Enum() | Record():
-            return f"{type(kind).__name__.lower()} {kind.name}"
-        case _:
-            return type(kind).__name__.lower()

@@ -58,9 +58,9 @@ class Union:
     branches: tuple[Type, ...]
 
     @property
-    def nullable(self) -> bool:
-        """Whether null is one of them."""
-        return any(isinstance(branch, Primitive) and branch.kind == "null" for branch in self.branches)
+    def not_null(self) -> list[Type]:
+        """All of them but null."""
+        return [one for one in self.branches if not (isinstance(one, Primitive) and one.kind == "null")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,3 +84,14 @@ class Record:
 
 Leaf: TypeAlias = Primitive | Fixed | Enum
 Type: TypeAlias = Leaf | Array | Map | Union | Record
+
+
+def word_for(kind: Type) -> str:
+    """Return what an error calls a type; no two branches of a union have the same word."""
+    match kind:
+        case Primitive():
+            return kind.kind
+        case Fixed() | Enum() | Record():
+            return f"{type(kind).__name__.lower()} {kind.name}"
+        case _:
+            return type(kind).__name__.lower()

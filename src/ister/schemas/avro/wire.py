@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ister.schemas.avro.types import INT_MAX, Array, Enum, Fixed, Map, Primitive, Record, Union
 from ister.schemas.columns import types as shapes
 from ister.schemas.columns.cells import UndecodableError
-from ister.schemas.walk import MALFORMED, Budget, Checker
+from ister.schemas.walk import MALFORMED, Budget, Checker, fixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,11 +38,8 @@ def checker(root: Type) -> Checker:
     """Return the checker of payloads that are one value of a type, and nothing behind it."""
 
     def compile_walk() -> Callable[[bytes], Value]:
-        steps = Budget(
-            STEPS_SPARE,
-            STEPS_PER_BYTE,
-            "takes too long to check: it holds more values than a payload of this size may",
-        )
+        reason = "takes too long to check: it holds more values than a payload of this size may"
+        steps = Budget(STEPS_SPARE, STEPS_PER_BYTE, reason)
         return Walker(_unconverted, build=False, fields=steps, items=steps).walk(root, None)
 
     return Checker("Avro", compile_walk)
@@ -274,14 +271,6 @@ def _boolean(data: bytes, at: int) -> tuple[bool, int]:
     return value, at + 1
 
 
-def _float(data: bytes, at: int) -> tuple[float, int]:
-    return _FLOAT.unpack_from(data, at)[0], at + 4
-
-
-def _double(data: bytes, at: int) -> tuple[float, int]:
-    return _DOUBLE.unpack_from(data, at)[0], at + 8
-
-
 def _null(data: bytes, at: int) -> tuple[None, int]:  # noqa: ARG001  # called as every read
     return None, at
 
@@ -333,8 +322,6 @@ def duration(value: Value) -> Value:
     return dict(zip(("months", "days", "milliseconds"), struct.unpack("<III", value), strict=True))
 
 
-_FLOAT: Final = struct.Struct("<f")
-_DOUBLE: Final = struct.Struct("<d")
 _BOOLEANS: Final = {b"\0": False, b"\1": True}
 _SIZES: Final = {"float": 4, "double": 8}
 _READERS: Final[dict[str, Read]] = {
@@ -342,8 +329,8 @@ _READERS: Final[dict[str, Read]] = {
     "boolean": _boolean,
     "int": _int,
     "long": _long,
-    "float": _float,
-    "double": _double,
+    "float": fixed("<f"),
+    "double": fixed("<d"),
     "bytes": _bytes,
     "string": _string,
 }

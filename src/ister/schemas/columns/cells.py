@@ -20,6 +20,7 @@ import math
 import struct
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -74,13 +75,11 @@ class UndecodableError(Exception):
         return UndecodableError(self.reason, f"{place}{self.path}"[:_PATH_MAX])
 
 
+@dataclass(slots=True, eq=False)
 class Number:
     """A number of JSON as it was written: one with a point or an exponent, or with thousands of digits."""
 
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
+    text: str
 
     def __str__(self) -> str:
         """Return it as it was written."""

@@ -125,7 +125,7 @@ class ColumnBudget:
     left: int = COLUMNS_MAX
 
     def take(self, columns: int, depth: int) -> bool:
-        """Take a number of columns; none when there is no room, or they are nested too deeply."""
+        """Take a number of columns; none when fewer are left, or they are nested too deeply."""
         if columns > self.left or depth > DEPTH_MAX:
             return False
         self.left -= columns

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from ister.schemas.columns.cells import Number, UndecodableError
 from ister.schemas.columns.types import ColumnBudget, Field, List, Map, Primitive, Struct, rooted
+from ister.schemas.json.validate import TYPE_NAMES
 from ister.schemas.json.writable import ATOMS, atoms, flatten, item_schemas, object_of, prefix_of, schemas_in
 
 if TYPE_CHECKING:
@@ -54,18 +55,16 @@ def _load(payload: bytes) -> Value:
     except UnicodeDecodeError as error:
         raise UndecodableError(f"is not UTF-8 at byte {error.start}") from None
     try:
-        return _decoded(text)
+        try:
+            value: Value = _JSON.decode(text)
+        except json.JSONDecodeError:
+            raise
+        except (
+            ValueError
+        ):  # an integer of more digits than Python converts, or what is no number, and is reported below
+            value = _JSON_OF_LONG_INTEGERS.decode(text)
     except ValueError as error:
         raise UndecodableError(f"is not JSON: {error}") from None
-
-
-def _decoded(text: str) -> Value:
-    try:
-        value: Value = _JSON.decode(text)
-    except json.JSONDecodeError:
-        raise
-    except ValueError:  # an integer of more digits than Python converts, or what is no number, which is reported below
-        value = _JSON_OF_LONG_INTEGERS.decode(text)
     return value
 
 
@@ -171,25 +170,7 @@ def _listed(part: dict[str, Json]) -> frozenset[str]:
     values = [part["const"]] if "const" in part else part.get("enum")
     if not isinstance(values, list):
         return ATOMS
-    return frozenset(map(_atom, values))
-
-
-def _atom(value: Json) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "fraction"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case dict():
-            return "object"
+    return frozenset("fraction" if isinstance(one, float) else TYPE_NAMES[type(one)] for one in values)
 
 
 def _no_constant(text: str) -> NoReturn:

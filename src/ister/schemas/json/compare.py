@@ -89,8 +89,8 @@ class Comparison:
         `chosen` are the alternatives of the writer that were taken apart already; `whole` is False for a part of the
         reader that applies to the same value as another, which may know properties that this part does not.
         """
-        reader = tuple(_behind(self.reader, one) for one in reader)
-        writer = tuple(_behind(self._writer, one) for one in writer)
+        reader = tuple(_dereferenced(self.reader, one) for one in reader)
+        writer = tuple(_dereferenced(self._writer, one) for one in writer)
         pair = (tuple(map(id, reader)), tuple(map(id, writer)), tuple(sorted(chosen)), (whole,))
         if pair in self._fitting:
             return True
@@ -114,7 +114,7 @@ class Comparison:
             return True
         values = written.values()
         if values is not None:
-            lost = [value for value in values if not all(self.reads(one, value) for one in reader)]
+            lost = [value for value in values if not all(self.reader.validator.accepts(one, value) for one in reader)]
             return not lost or self.refuse(path, f"the reader does not accept {lost[0]!r}")
         for group in written.groups():
             if group.key not in chosen:
@@ -146,25 +146,13 @@ class Comparison:
     def _knows_required(self, reader: Schemas, written: Written, path: str) -> bool:
         if "object" not in written.types or not written.required:
             return True
-        names, patterns = self._known_names(reader)
+        parts = list(self.reader.all_in_place(reader))
+        names = {name for one in parts for name in (*object_of(one.get("properties")), *names_in(one.get("required")))}
+        patterns = {pattern for one in parts for pattern in object_of(one.get("patternProperties"))}
         for name in sorted(written.required - names):
             if not any(matches(pattern, name) for pattern in patterns):
                 return self.refuse(path, f"the writer requires {name!r}, which the reader does not know")
         return True
-
-    def _known_names(self, reader: Schemas) -> tuple[set[str], set[str]]:
-        names: set[str] = set()
-        patterns: set[str] = set()
-        work = list(reader)
-        seen: set[int] = set()
-        while work:
-            part = work.pop()
-            if isinstance(part, dict) and id(part) not in seen:
-                seen.add(id(part))
-                names.update(object_of(part.get("properties")), names_in(part.get("required")))
-                patterns.update(object_of(part.get("patternProperties")))
-                work += self.reader.in_place(part)
-        return names, patterns
 
     def attempt(self, trial: Callable[[], bool]) -> bool:
         """Return the result of a trial, without the reasons that it adds."""
@@ -192,10 +180,6 @@ class Comparison:
             for one in parts
             for inner in schemas_in([object_of(one.get("properties")).get(name)])
         )
-
-    def reads(self, part: SubSchema, value: Json) -> bool:
-        """Return True if a schema of the reader accepts a value."""
-        return self.reader.validator.accepts(part, value)
 
     def refuse(self, path: str, reason: str) -> bool:
         """Note a reason; returns False."""
@@ -308,7 +292,8 @@ class _Keywords:
         if self.written.patterns or self.written.extra is not None:
             return self._no("propertyNames cannot be compared")
         (schema,) = schemas_in([self.part["propertyNames"]])
-        lost = [name for name in sorted(self.written.names) if not self.comparison.reads(schema, name)]
+        accepts = self.comparison.reader.validator.accepts
+        lost = [name for name in sorted(self.written.names) if not accepts(schema, name)]
         return not lost or self._no(f"the reader does not take the name {lost[0]!r}")
 
     def dependents(self) -> bool:
@@ -348,7 +333,7 @@ class _Keywords:
         return self._no("the reader's unevaluated properties or items cannot be compared")
 
     def alternatives(self, word: str) -> bool:
-        """See that what is written fits one alternative; if not all of one kind, then kind by kind."""
+        """Return True if what is written fits one alternative; if not all of one type, then type by type."""
         if self._has_same(word):
             return True
         parts = schemas_in(self.part[word])
@@ -444,7 +429,7 @@ class Sameness:
         return type(one) is type(other) and one == other
 
 
-def _behind(side: JsonSchema, schema: SubSchema) -> SubSchema:
+def _dereferenced(side: JsonSchema, schema: SubSchema) -> SubSchema:
     """Return what a schema that is nothing but a reference refers to."""
     while isinstance(schema, dict) and len(schema) == 1 and (target := side.target(schema)) is not None:
         schema = target

@@ -42,7 +42,7 @@ _CHEAP_MAX: Final = 16
 _PATTERN_BYTES_MAX: Final = 1 << 20
 _SMALL_PATTERN_BYTES_MAX: Final = 1 << 14
 _REPEATED: Final = re.compile(r"[{,](?!1000[,}])\d{4,}[,}]")
-_TYPE_NAMES: Final = {
+TYPE_NAMES: Final = {
     type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"
 }  # fmt: skip
 
@@ -286,7 +286,7 @@ def _explain(validator: jsonschema_rs.Validator, value: Json) -> str:
 def _text_of(error: jsonschema_rs.ValidationError) -> str:
     match error.kind:
         case jsonschema_rs.ValidationErrorKind.Type(types=types):
-            return f"it is of type {_TYPE_NAMES[type(error.instance)]}, not {' or '.join(types)}"
+            return f"it is of type {TYPE_NAMES[type(error.instance)]}, not {' or '.join(types)}"
         case jsonschema_rs.ValidationErrorKind.Required(property=name):
             return f"it has no {name!r}"
         case _:

@@ -120,8 +120,7 @@ class _Shapes:
     def _single(self, one: ProtoField, around: frozenset[str], depth: int) -> Shape:
         if one.kind not in {"message", "group"}:
             return _SHAPES[one.kind]
-        assert one.target is not None, "a message has a type"
-        return self.message(one.target, around, depth)
+        return self.message(one.type_name, around, depth)
 
 
 class _Compiler:
@@ -171,9 +170,9 @@ class _Compiler:
                 if one.repeated and wire != BYTES:
                     fields[tag | BYTES] = walker.packed(name, scalar)
                 continue
-            read = self._message(_target(one), part)
+            read = self._message(one.type_name, part)
             if wire == GROUP and many:
-                fields[tag | wire] = walker.groups(name, one.number, read)
+                fields[tag | wire] = walker.many(name, _group(read, one.number))
             elif wire == GROUP:
                 fields[tag | wire] = walker.group(name, one.number, rivals, read)
             elif many:
@@ -194,7 +193,7 @@ class _Compiler:
     def _nothing(self, one: ProtoField, shape: Shape) -> Callable[[], Value]:
         """Return what makes the value of a field that is not there."""
         if one.kind in {"message", "group"}:
-            read = self._message(_target(one), shape)
+            read = self._message(one.type_name, shape)
             return lambda: read(b"", 0, 0, 0)[0]
         scalar = self._scalar(one, shape)
         return lambda: scalar(bytes(8), 0)[0]
@@ -202,15 +201,12 @@ class _Compiler:
     def _names(self, one: ProtoField) -> dict[int, str]:
         if one.kind != "enum":
             return {}
-        names: dict[int, str] = {}
-        for name, number in self._enums[_target(one)].values.items():
-            names.setdefault(number, name)
-        return names
+        # Of two names for one number the first counts.
+        return {number: name for name, number in reversed(self._enums[one.type_name].values.items())}
 
 
-def _target(one: ProtoField) -> str:
-    assert one.target is not None, "a message or an enum has a type"
-    return one.target
+def _group(read: ReadMessage, number: int) -> Read:
+    return lambda data, at: read(data, at, len(data), number)
 
 
 def _rivals(message: Message, one: ProtoField) -> list[str]:

@@ -1,8 +1,8 @@
 """Protobuf schemas: .proto text, or descriptors made by protoc, checked by protobuf's own library.
 
 A payload is one message of the **first top-level message** of the file; of a FileDescriptorSet, of its last file, which is
-the one that protoc was asked for. Well-known imports (google/protobuf/…) are at hand. Others are not looked for: what is
-taken from them cannot be resolved, so send a FileDescriptorSet made with --include_imports.
+the one that protoc was called with. Well-known imports (google/protobuf/…) are built in. Others are not resolved, and
+neither are their types, so send a FileDescriptorSet made with --include_imports.
 """
 
 from __future__ import annotations

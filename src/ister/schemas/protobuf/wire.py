@@ -10,13 +10,12 @@ Only a group that is there twice is refused. A check reads every piece on its ow
 
 from __future__ import annotations
 
-import struct
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ister.schemas.columns.cells import UndecodableError
-from ister.schemas.walk import MALFORMED, field_budget
+from ister.schemas.walk import MALFORMED, field_budget, fixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -271,17 +270,6 @@ class Walker:
 
         return read
 
-    def groups(self, name: str, number: int, inner: ReadMessage) -> FieldReader:
-        """Return the reader of one of many groups."""
-        listed = self._list
-
-        def read(row: Row, data: bytes, at: int, stop: int) -> int:
-            value, at = inner(data, at, stop, number)
-            listed(row, name).append(value)
-            return at
-
-        return read
-
     def scalar(self, kind: str, names: Mapping[int, str]) -> Read:
         """Return the reader of values of a kind; an enum's are read by their names. For a check a number is a number."""
         sized = self._sized
@@ -397,11 +385,6 @@ def _bool(data: bytes, at: int) -> tuple[bool, int]:
     return number != 0, at
 
 
-def _fixed(form: str) -> Read:
-    unpack, size = struct.Struct(form).unpack_from, struct.calcsize(form)
-    return lambda data, at: (unpack(data, at)[0], at + size)
-
-
 _NUMBERS: Final[dict[str, Read]] = {
     "int32": _int32,
     "int64": _int64,
@@ -410,10 +393,10 @@ _NUMBERS: Final[dict[str, Read]] = {
     "sint32": _sint32,
     "sint64": _sint64,
     "bool": _bool,
-    "fixed32": _fixed("<I"),
-    "fixed64": _fixed("<Q"),
-    "sfixed32": _fixed("<i"),
-    "sfixed64": _fixed("<q"),
-    "float": _fixed("<f"),
-    "double": _fixed("<d"),
+    "fixed32": fixed("<I"),
+    "fixed64": fixed("<Q"),
+    "sfixed32": fixed("<i"),
+    "sfixed64": fixed("<q"),
+    "float": fixed("<f"),
+    "double": fixed("<d"),
 }
