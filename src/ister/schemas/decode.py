@@ -35,7 +35,7 @@ Decode: TypeAlias = "Callable[[bytes], Value]"
 Version: TypeAlias = tuple[int, int]
 """A schema's id, and the version of it."""
 Named: TypeAlias = tuple[int, int | None]
-"""What a message says of its schema: the id, and perhaps the version."""
+"""A message's reference to its schema: the id, and optionally the version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def shape_of(schema: Schema) -> Struct | None:
 
 
 def decoder(schema: Schema, table: Struct, state: RowState) -> Decode | None:
-    """Return what makes a row of a payload, or raises UndecodableError; None when a schema's values have no shape."""
+    """Return the decoder of payloads to rows, which raises UndecodableError; None when the schema has no columns."""
     found = _columns_of(schema)
     if found is None:
         return None
@@ -85,7 +85,7 @@ class Decoders:
     """Decodes a topic's payloads, each by the schema that it was written with."""
 
     def __init__(self, schemas: Mapping[Version, Schema], table: Struct, latest: Version | None) -> None:
-        """Take all schemas that may be met; `latest` is for messages that name none."""
+        """Take all known schemas; `latest` is for messages that name none."""
         self._schemas = schemas
         self._table = table
         self._type = arrow_type(table)
@@ -135,12 +135,12 @@ class Decoders:
         if key is None:
             return None, None
         try:
-            decode = self._known[key] if key in self._known else self._learn(key)
+            decode = self._known[key] if key in self._known else self._compile(key)
             return None if decode is None else decode(payload), None
         except UndecodableError as error:
             return None, shown(str(error))
 
-    def _learn(self, key: Named) -> Decode | None:
+    def _compile(self, key: Named) -> Decode | None:
         schema_id, version = key
         schema = None if version is None else self._schemas.get((schema_id, version))
         if schema is None:
@@ -163,7 +163,7 @@ def _columns_of(schema: Schema) -> tuple[Struct, Decode] | None:
 
 
 def _built(rows: list[Value], errors: list[str | None], kind: pa.DataType) -> pa.Array:
-    """Make a column of rows; if Arrow refuses one (half a character), of those that it takes."""
+    """Build an Arrow array; rows that Arrow refuses (a lone surrogate) become null, with an error."""
     try:
         return pa.array(rows, kind)
     except _REFUSALS:

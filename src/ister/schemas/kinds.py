@@ -20,7 +20,7 @@ TAG_BYTES_MAX: Final = 128
 
 
 class _Word(StrEnum):
-    """One of some words, in any case."""
+    """An enumeration that is parsed case-insensitively."""
 
     @classmethod
     def _parse(cls, field: str, text: str, word: str) -> Self:
@@ -47,7 +47,7 @@ class SchemaType(_Word):
 
 
 class Compatibility(_Word):
-    """What a new version owes to the latest one.
+    """The compatibility that a new version must have with the latest one.
 
     backward: the new version reads what the latest one allows; forward: the latest reads what the new one allows.
     """

@@ -27,7 +27,7 @@ MALFORMED: Final = (UndecodableError, IndexError, struct.error, UnicodeDecodeErr
 
 @dataclass(slots=True)
 class Budget:
-    """How many values a payload may still give: those that take no bytes of it would have no end."""
+    """Remaining values of a payload: those that take no bytes would be unbounded."""
 
     spare: int
     per_byte: int

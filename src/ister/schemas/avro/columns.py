@@ -6,8 +6,7 @@ longs, because timestamps have microseconds; a duration is a struct. Other union
 without fields and a decimal of more than 38 digits are JSON. What is always null has no column. A field that is renamed is
 another field to us: aliases name no columns.
 
-fastavro is not used, for the reasons in avro/wire.py; to check with our code and then decode with fastavro
-would go through every payload twice. The tests hold this reader against it.
+fastavro is not used, for the reasons in avro/wire.py. The tests compare this decoder with it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from ister.schemas.walk import Read
 
 ITEMS_SPARE: Final = 64
-"""Items of lists and maps beyond one for each byte of a payload: those that take no bytes would have no end."""
+"""Items of lists and maps beyond one for each byte of a payload: those that take no bytes would be unbounded."""
 
 _DECIMAL = re.compile(r"decimal\((\d{1,3}),(\d{1,3})\)", re.ASCII)
 """One of more than 999 digits stays in bytes: a byte of it could be a text of megabytes."""

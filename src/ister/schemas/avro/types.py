@@ -19,7 +19,7 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fixed:
-    """A number of bytes."""
+    """A fixed number of bytes."""
 
     name: str
     aliases: frozenset[str]
@@ -29,7 +29,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Enum:
-    """One of some words."""
+    """One of some symbols."""
 
     name: str
     aliases: frozenset[str]
@@ -46,7 +46,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Map:
-    """Any number of values under names."""
+    """Values by string key."""
 
     values: Type
 
@@ -75,7 +75,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """Fields in an order. The list is filled after the record is made: a field may lead back to it."""
+    """Ordered fields. The list is filled after construction: a field may refer back to its record."""
 
     name: str
     aliases: frozenset[str]

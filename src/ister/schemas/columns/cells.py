@@ -43,14 +43,14 @@ CELLS_MAX: Final = 1 << 20
 TEXT_BYTES_MAX: Final = 64 << 20
 """Characters and bytes that one row may fill: a symbol of an enum is one byte of Avro, however long its name is."""
 CELL_BYTES: Final = 8
-"""Bytes of a cell, about."""
+"""Approximate bytes of a cell."""
 MISFITS_MAX: Final = 1_000
 SHOWN_MAX: Final = 50
 _PATH_MAX: Final = 120
 
 _DAY_US: Final = 86_400_000_000
 _DAYS: Final = (-719_162, 2_932_896)
-"""From 0001-01-01 to 9999-12-31: what every engine can show."""
+"""From 0001-01-01 to 9999-12-31: what every engine supports."""
 _SPANS: Final = {
     Primitive.INT: (-(1 << 31), (1 << 31) - 1),
     Primitive.LONG: (-(1 << 63), (1 << 63) - 1),
@@ -63,7 +63,7 @@ _EXACT: Final = decimal.Context(prec=100, traps=[decimal.Inexact, decimal.Invali
 
 
 class UndecodableError(Exception):
-    """A payload that has no place in the column, and where and why."""
+    """A payload that cannot be decoded into its columns, with the place and the reason."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         self.reason = reason
@@ -77,7 +77,7 @@ class UndecodableError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Number:
-    """A number of JSON as it was written: one with a point or an exponent, or with thousands of digits."""
+    """A JSON number as written: one with a point or an exponent, or with thousands of digits."""
 
     text: str
 
@@ -94,7 +94,7 @@ class Number:
 
 
 class RowState:
-    """What the row at hand may still fill, and the columns that could not take its values."""
+    """What the current row may still fill, and the columns that could not take its values."""
 
     __slots__ = ("cells_left", "error", "misfits", "text_left")
 
@@ -126,14 +126,14 @@ class RowState:
         return CELLS_MAX - self.cells_left + (TEXT_BYTES_MAX - self.text_left) // CELL_BYTES
 
     def misfit(self, column: Path | None, error: UndecodableError) -> None:
-        """Note that a column could not take a value; None when there is no such column."""
+        """Record that a column could not take a value; None when there is no such column."""
         self.error = self.error or error
         if column is not None and len(self.misfits) < MISFITS_MAX:
             self.misfits.add(column)
 
 
 def fitter(wanted: Struct, table: Struct, state: RowState | None = None) -> Fit:
-    """Return what makes a row of a table's shape of a value of a schema's; it raises UndecodableError."""
+    """Return the conversion of a schema's values to rows of a table, which raises UndecodableError."""
     state = RowState() if state is None else state
     fit = _struct(wanted, table, state, (), "")
 
@@ -148,7 +148,7 @@ def fitter(wanted: Struct, table: Struct, state: RowState | None = None) -> Fit:
 
 
 def as_json(shape: Shape) -> Callable[[Value], Json]:
-    """Return what makes JSON of a value of this shape; what is of another shape stays as it is."""
+    """Return the conversion of values of this shape to JSON; those of another shape stay as they are."""
     match shape:
         case Primitive.FLOAT | Primitive.DOUBLE:
             return _number_as_json
@@ -184,7 +184,7 @@ def as_json(shape: Shape) -> Callable[[Value], Json]:
 
 
 def _fit(wanted: Shape, table: Shape, state: RowState, path: Path, place: str) -> Fit | None:
-    """Return what puts values of one shape into a column of another, None when none of them can be."""
+    """Return the conversion of values of one shape to a column of another, None when there is none."""
     match table, wanted:
         case Primitive.JSON, _:
             return _text_of(wanted, state)
@@ -211,13 +211,13 @@ def _struct(wanted: Struct, table: Struct, state: RowState, path: Path, place: s
     for one in wanted.fields:
         column = column_in(columns, one.name)
         if column is None or column in seen:
-            places.append((one.name, "", _nowhere, "", None))
+            places.append((one.name, "", _refuse("the table has no column for it"), "", None))
             continue
         seen.add(column)
         spare = beside(column)
         text = _text_of(one.shape, state) if columns.get(spare) in _TEXTS else None
         fit_one = _fit(one.shape, columns[column], state, (*path, column), f"{place}.{one.name}")
-        places.append((one.name, column, fit_one or _misfit, spare, text))
+        places.append((one.name, column, fit_one or _OTHER_TYPE, spare, text))
 
     def fit(value: Value) -> Value:
         if type(value) is not dict:
@@ -434,12 +434,11 @@ def _is_number(shape: Shape) -> bool:
     return isinstance(shape, Decimal) or shape in _NUMBERS
 
 
-def _nowhere(value: Value) -> Value:  # noqa: ARG001  # called as every fit
-    raise UndecodableError("the table has no column for it")
+def _refuse(reason: str) -> Fit:
+    def fit(value: Value) -> Value:  # noqa: ARG001  # called as every fit
+        raise UndecodableError(reason)
 
-
-def _misfit(value: Value) -> Value:  # noqa: ARG001  # called as every fit
-    raise UndecodableError("the table's column is of another type")
+    return fit
 
 
 def _not(word: str, value: Value) -> UndecodableError:
@@ -457,6 +456,7 @@ def _shown(value: Value) -> str:
     return repr("".join(one if one.isprintable() else "?" for one in cut)) if isinstance(value, str) else cut
 
 
+_OTHER_TYPE: Final = _refuse("the table's column is of another type")
 _TEXTS: Final = frozenset({Primitive.JSON, Primitive.STRING})
 _SINGLE: Final[dict[Primitive, tuple[str, type]]] = {
     Primitive.BOOLEAN: ("a boolean", bool),

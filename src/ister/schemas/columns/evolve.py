@@ -46,16 +46,16 @@ class Widen(Change):
 
 def merge(table: Struct, wanted: Struct) -> tuple[Struct, list[Change]]:
     """Return a table's shape that also takes a schema's values, and how to get there."""
-    growth = _Growth(table)
-    return growth.struct(table, wanted, ()), growth.changes
+    merging = _Merge(table)
+    return merging.struct(table, wanted, ()), merging.changes
 
 
 def add_beside(table: Struct, columns: Iterable[Path]) -> tuple[Struct, list[Change]]:
     """Return a table's shape with a column beside each of these that has none, and how to get there."""
-    growth = _Growth(table)
+    merging = _Merge(table)
     for path in columns:
-        table = growth.beside(table, path, ())
-    return table, growth.changes
+        table = merging.beside(table, path, ())
+    return table, merging.changes
 
 
 def has_beside(table: Shape, path: Path) -> bool:
@@ -86,7 +86,7 @@ def takes_all(table: Shape, wanted: Shape) -> bool:
             return False
 
 
-class _Growth:
+class _Merge:
     """One merge: the changes so far, and how many columns may still be added."""
 
     def __init__(self, table: Struct) -> None:
@@ -102,9 +102,9 @@ class _Growth:
                 self._add(columns, column_for(columns, one.name), one.shape, path, seen)
             elif name not in seen:
                 seen.add(name)
-                grown = self._grown(columns[name], one.shape, (*path, name))
-                if grown is not None:
-                    columns[name] = grown
+                widened = self._widened(columns[name], one.shape, (*path, name))
+                if widened is not None:
+                    columns[name] = widened
                 elif beside(name) not in columns:
                     self._add(columns, beside(name), Primitive.JSON, path, seen)
         return Struct(tuple(Field(name, shape) for name, shape in columns.items()))
@@ -141,27 +141,27 @@ class _Growth:
             seen.add(name)
             self.changes.append(AddField((*path, name), new))
 
-    def _grown(self, table: Shape, wanted: Shape, path: Path) -> Shape | None:
+    def _widened(self, table: Shape, wanted: Shape, path: Path) -> Shape | None:
         """Return a column's shape that takes a schema's values, None when it cannot be made to."""
         before = len(self.changes), self._columns_left
-        grown: Shape | None
+        widened: Shape | None
         match table, wanted:
             case Struct(), Struct():
                 return self.struct(table, wanted, path)
             case (List(own), List(other)) | (Map(own), Map(other)):
                 kind, step = (List, "element") if isinstance(table, List) else (Map, "value")
-                inner = self._grown(own, other, (*path, step))
-                grown = None if inner is None else kind(inner)
+                inner = self._widened(own, other, (*path, step))
+                widened = None if inner is None else kind(inner)
             case _ if takes_all(table, wanted):
                 return table
             case _:
-                grown = next((one for one in _wider(table, wanted) if takes_all(one, wanted)), None)
-                if grown is not None:
-                    self.changes.append(Widen(path, grown))
-        if grown is None:
+                widened = next((one for one in _wider(table, wanted) if takes_all(one, wanted)), None)
+                if widened is not None:
+                    self.changes.append(Widen(path, widened))
+        if widened is None:
             del self.changes[before[0] :]
             self._columns_left = before[1]
-        return grown
+        return widened
 
 
 def _wider(table: Shape, wanted: Shape) -> list[Shape]:

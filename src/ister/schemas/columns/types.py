@@ -1,6 +1,6 @@
 """Column types, in Iceberg's terms; every column is optional, so that a table can always grow.
 
-A schema's shape has the names of the schema; a table's shape has the names of columns (naming.py). A table's shape is
+A schema's shape has the names of the schema; a table's shape has the names of columns (names.py). A table's shape is
 always made by `evolve.merge`, from an empty struct on.
 """
 
@@ -13,8 +13,8 @@ from typing import Final, TypeAlias, assert_never
 import pyarrow as pa
 
 COLUMNS_MAX: Final = 1_000
-"""Columns that one schema may ask for. Named types can be used again and again, so that a small definition asks for
-billions of them; what is beyond is JSON."""
+"""Columns that one schema may have. Named types can be reused, so that a small definition describes billions of them; what
+is beyond is JSON."""
 DEPTH_MAX: Final = 12
 """Levels of structs, lists and maps in one another; what is deeper is JSON."""
 DECIMAL_DIGITS_MAX: Final = 38
@@ -69,14 +69,14 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Any number of values under texts."""
+    """Values by string key."""
 
     value: Shape
 
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """A column of a type that no schema asks for: its user's. We write nothing there, and it keeps its name."""
+    """A user's column, of a type that no schema has. Nothing is written there, and it keeps its name."""
 
 
 Shape: TypeAlias = Primitive | Decimal | Struct | List | Map | Opaque
@@ -120,7 +120,7 @@ def rooted(shape: Shape | None) -> Struct:
 
 @dataclass(slots=True)
 class ColumnBudget:
-    """What is left of the columns that one schema may ask for."""
+    """Remaining columns that one schema may have."""
 
     left: int = COLUMNS_MAX
 

@@ -73,7 +73,7 @@ def _shape(schema: JsonSchema) -> Shape | None:
 
 
 class _Shapes:
-    """Goes through a schema; None is the shape of what can only be null."""
+    """Derives shapes from a schema; None is the shape of what can only be null."""
 
     def __init__(self, side: JsonSchema) -> None:
         self._side = side

@@ -69,7 +69,7 @@ class Comparison:
     def __init__(self, reader: JsonSchema, writer: JsonSchema) -> None:
         self.reasons: list[str] = []
         self.reader = reader
-        self.sameness = Sameness(reader, writer)
+        self.equality = Equality(reader, writer)
         self._writer = writer
         self._fitting: dict[tuple[tuple[int, ...], ...], None] = {}
         self._failing: set[tuple[tuple[int, ...], ...]] = set()
@@ -129,7 +129,7 @@ class Comparison:
         """Compare with one schema of the reader, keyword by keyword."""
         if isinstance(part, bool):
             return self.refuse(path, "the reader accepts nothing here")
-        if any(self.sameness.same(part, one) for one in written.parts):
+        if any(self.equality.same(part, one) for one in written.parts):
             return True
         lost = written.types - atoms(part)
         if lost:
@@ -182,7 +182,7 @@ class Comparison:
         )
 
     def refuse(self, path: str, reason: str) -> bool:
-        """Note a reason; returns False."""
+        """Record a reason; returns False."""
         if len(self.reasons) < REASONS_MAX:
             self.reasons.append(f"{shown(path)}: {shown(reason)}")
         return False
@@ -256,7 +256,7 @@ class _Keywords:
         return not lost or self._no(f"the reader requires {lost[0]!r}, which the writer may leave out")
 
     def properties(self) -> bool:
-        """Compare what may stand under every name that can be written."""
+        """Compare the schemas of every property that can be written."""
         written, part = self.written, self.part
         named, patterns = object_of(part.get("properties")), object_of(part.get("patternProperties"))
         rest = part.get("additionalProperties", True)
@@ -379,7 +379,7 @@ class _Keywords:
         """Return True if the writer's schema has the same keywords, so that what is written fits."""
         mine: Json = {word: self.part[word] for word in words if word in self.part}
         return any(
-            self.comparison.sameness.same(mine, {word: one[word] for word in words if word in one})
+            self.comparison.equality.same(mine, {word: one[word] for word in words if word in one})
             for one in self.written.parts
         )
 
@@ -387,7 +387,7 @@ class _Keywords:
         return self.comparison.refuse(self.path, reason)
 
 
-class Sameness:
+class Equality:
     """Compares parts of one schema with parts of another."""
 
     def __init__(self, one: JsonSchema, other: JsonSchema) -> None:
@@ -488,4 +488,4 @@ _CHECKS: Final[tuple[tuple[set[str], set[str], Callable[[_Keywords], bool]], ...
     (_ANY, {"not"}, _Keywords.not_),
     (_ANY, {"if"}, _Keywords.if_),
 )
-"""For which kinds of values, which keywords, and what compares them; `type`, `$ref` and `allOf` are seen to before."""
+"""For which kinds of values, which keywords, and what compares them; `type`, `$ref` and `allOf` are handled before."""

@@ -41,7 +41,7 @@ class Dialect:
 
 
 class FormError(Exception):
-    """Something in a schema that has another form."""
+    """A keyword whose value does not have the form that the dialect requires."""
 
 
 def check_forms(schema: dict[str, Json], dialect: Dialect) -> None:

@@ -62,10 +62,10 @@ class JsonSchema:
         document = load_json(SchemaType.JSON_SCHEMA, definition)
         name = fingerprint_of(canonical(document).encode())
         dialect = _dialect_of(document)
-        reading = _Reading(dialect)
+        parser = _Parser(dialect)
         try:
-            root = reading.read(document)
-            return cls(root, dialect, name, reading.targets, list(reading.checked.values()))
+            root = parser.read(document)
+            return cls(root, dialect, name, parser.targets, list(parser.checked.values()))
         except FormError as error:
             raise _wrong(f"it {error}") from None
 
@@ -111,7 +111,7 @@ def _dialect_of(document: Json) -> Dialect:
     raise _wrong(f"its $schema {uri!r} is none of {', '.join(one.uri for one in DIALECTS)}")
 
 
-class _Reading:
+class _Parser:
     """Checks every subschema once, and resolves every reference."""
 
     def __init__(self, dialect: Dialect) -> None:
@@ -257,7 +257,7 @@ def _defrag(base: str, reference: str) -> tuple[str, str]:
 
 
 class _Cost(NamedTuple):
-    """How many subschemas apply to one value, and how deep they lie in one another."""
+    """How many subschemas apply to one value, and how deeply they are nested."""
 
     schemas: int
     depth: int

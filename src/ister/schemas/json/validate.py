@@ -82,7 +82,7 @@ class PayloadValidator:
 
     def accepts(self, part: SubSchema, value: Json) -> bool:
         """Return True if a part of the schema accepts a value of a definition; TooLongError when it takes too long."""
-        validator = self._validators.get(id(part)) if id(part) in self._positions else None
+        validator = self._validators.get(id(part))
         if validator is None:
             validator = self._compile(part)
             if id(part) in self._positions:
@@ -222,7 +222,7 @@ class _NoFraction:
 
 
 def _modernise(part: dict[str, Json]) -> None:
-    """Express by keywords of draft 7 what draft 4 has otherwise; the library checks draft 4 as draft 7."""
+    """Translate keywords of draft 4 to draft 7, as which the library validates them."""
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if part.pop(exclusive, False) is True and bound in part:
             part[exclusive] = part.pop(bound)

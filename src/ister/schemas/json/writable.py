@@ -24,7 +24,7 @@ ATOMS: Final = frozenset({"null", "boolean", "integer", "fraction", "string", "a
 
 
 class Limit(NamedTuple):
-    """A bound, and whether it is left out itself."""
+    """A bound, and whether it is exclusive."""
 
     number: Fraction
     open: bool

@@ -9,7 +9,7 @@ and a message without fields, is JSON.
 A singular field that is not on the wire is null. In proto3 a field without `optional` is not written when it is 0, false
 or empty, so there it is that and never null.
 
-The library is not used, for the reasons in protobuf/wire.py. The tests hold this reader against it.
+The library is not used, for the reasons in protobuf/wire.py. The tests compare this decoder with it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ister.schemas.columns.types import ColumnBudget, Decimal, Field, List, Map, Primitive, Struct, rooted
+from ister.schemas.protobuf.parse import map_entry_name
 from ister.schemas.protobuf.wire import BYTES, GROUP, WIRE, Walker
 from ister.schemas.walk import Checker, decoder, read_as_json
 
@@ -76,9 +77,8 @@ def map_entry(message: Message, one: ProtoField, messages: Mapping[str, Message]
     """Return the entry of a field that is a map: what `map<…>` is turned into, by its name and its fields."""
     if not one.repeated or one.kind != "message" or one.target is None:
         return None
-    camel = "".join(part[:1].upper() + part[1:] for part in one.name.split("_"))
     entry = messages[one.target]
-    if entry.name != f"{message.name}.{camel}Entry" or set(entry.fields) != {1, 2}:
+    if entry.name != f"{message.name}.{map_entry_name(one.name)}" or set(entry.fields) != {1, 2}:
         return None
     key, value = entry.fields[1], entry.fields[2]
     if (key.name, value.name) != ("key", "value") or key.repeated or value.repeated:
@@ -87,7 +87,7 @@ def map_entry(message: Message, one: ProtoField, messages: Mapping[str, Message]
 
 
 class _Shapes:
-    """Goes through the messages from one of them."""
+    """Derives shapes from messages."""
 
     def __init__(self, schema: ProtobufSchema) -> None:
         self._messages = schema.messages

@@ -44,7 +44,7 @@ SCALARS: Final = {
 
 
 class TextError(Exception):
-    """Text that is not a .proto file."""
+    """A syntax error in a .proto file."""
 
 
 class _Token(NamedTuple):
@@ -54,7 +54,7 @@ class _Token(NamedTuple):
 
 
 def parse_text(text: str, name: str) -> FileDescriptorProto:
-    """Read a .proto file, or raise TextError. What it imports is listed, not looked for."""
+    """Parse a .proto file, or raise TextError. Its imports are listed, not resolved."""
     return _Parser(list(_tokens(text)), name).parse()
 
 
@@ -220,7 +220,7 @@ class _Parser:
         value = self._qualified()
         self._expect(">")
         name = self._word()
-        entry = message.nested_type.add(name=f"{_camel(name)}Entry")
+        entry = message.nested_type.add(name=map_entry_name(name))
         entry.options.map_entry = True
         for number, (part, kind) in enumerate((("key", key), ("value", value)), start=1):
             inner = entry.field.add(name=part, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
@@ -383,6 +383,6 @@ class _Parser:
         return TextError(f"line {token.line}: {reason}")
 
 
-def _camel(name: str) -> str:
-    """Return a map's name as its entries are called: `by_key` becomes `ByKey`."""
-    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+def map_entry_name(field: str) -> str:
+    """Return the name of the message of a map's entries: `ByKeyEntry` for the field `by_key`."""
+    return f"{''.join(part[:1].upper() + part[1:] for part in field.split('_'))}Entry"

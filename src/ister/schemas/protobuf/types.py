@@ -1,4 +1,4 @@
-"""What a Protobuf message is, as far as its bytes and its evolution go."""
+"""Protobuf messages, fields and enums, as far as the wire format and compatibility need them."""
 
 from __future__ import annotations
 

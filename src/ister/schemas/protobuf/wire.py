@@ -142,7 +142,7 @@ class Walker:
         return read
 
     def _skip(self, tag: int, message: Message, data: bytes, at: int, stop: int) -> int:
-        """Go over a field that is not known, and over all that is in it if it is a group."""
+        """Skip an unknown field, and all that is in it if it is a group."""
         if (known := message.fields.get(tag >> 3)) is not None and tag & 7 != GROUP_END:
             raise UndecodableError(
                 f"has wire type {tag & 7} in field {tag >> 3}; the type {known.kind} has {WIRE[known.kind]}"
@@ -342,7 +342,7 @@ def _list(row: Row, name: str) -> list[Value]:
 
 
 def _drop(row: Row, name: str) -> deque[Value]:
-    """Note that a field is there; what is appended to the result is dropped."""
+    """Record that a field is present; what is appended to the result is dropped."""
     row[name] = None
     return _DROPPED
 
