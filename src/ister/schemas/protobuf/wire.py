@@ -106,14 +106,14 @@ class Walker:
         finish: Callable[[Row], Value] | None = None,
     ) -> ReadMessage:
         """Return the reader of a message: fields by tag, messages in it by name, what stands for absent fields."""
-        short, take, count = self._short, self._fields.take, len(absent)
+        short, take, count, field_for = self._short, self._fields.take, len(absent), fields.get
 
         def read(data: bytes, at: int, stop: int, group: int) -> tuple[Value, int]:
             take(count)
             row: Row = {}
             while at < stop:
                 tag, at = short(data, at)
-                field = fields.get(tag)
+                field = field_for(tag)
                 try:
                     if field is not None:
                         at = field(row, data, at, stop)
