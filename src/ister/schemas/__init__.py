@@ -1,4 +1,4 @@
-"""What a schema is: six types, each parsed, compared and checked against payloads without any I/O.
+"""Schemas of six types: parsing, compatibility, payload checks, columns; no I/O.
 
 The names and values that everyone uses are here; `ister.schemas.schema` parses definitions, and costs more to import.
 """

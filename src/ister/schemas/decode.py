@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -14,7 +14,6 @@ from ister.schemas.columns.types import arrow_type, columns_in
 from ister.schemas.document import shown
 from ister.schemas.json import columns as of_json
 from ister.schemas.json.schema import JsonSchema
-from ister.schemas.primitive import PlainSchema
 from ister.schemas.protobuf import columns as of_protobuf
 from ister.schemas.protobuf.schema import ProtobufSchema
 
@@ -36,7 +35,7 @@ Decode: TypeAlias = "Callable[[bytes], Value]"
 Version: TypeAlias = tuple[int, int]
 """A schema's id, and the version of it."""
 Named: TypeAlias = tuple[int, int | None]
-"""What a message says of its schema: the id, and perhaps the version."""
+"""A message's reference to its schema: the id, and optionally the version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +57,16 @@ def first_of(unknown: Iterable[Named]) -> list[Named]:
 
 def shape_of(schema: Schema) -> Struct | None:
     """Return the shape of a schema's values, None when they have none."""
-    match schema:
-        case JsonSchema():
-            return of_json.shape_of(schema)
-        case AvroSchema():
-            return of_avro.shape_of(schema)
-        case ProtobufSchema():
-            return of_protobuf.shape_of(schema)
-        case PlainSchema():
-            return None
-        case _:
-            assert_never(schema)
+    found = _columns_of(schema)
+    return None if found is None else found[0]
 
 
 def decoder(schema: Schema, table: Struct, state: RowState) -> Decode | None:
-    """Return what makes a row of a payload, or raises UndecodableError; None when a schema's values have no shape."""
-    wanted = shape_of(schema)
-    if wanted is None:
+    """Return the decoder of payloads to rows, which raises UndecodableError; None when the schema has no columns."""
+    found = _columns_of(schema)
+    if found is None:
         return None
-    read = _reader(schema)
+    wanted, read = found
     fit = fitter(wanted, table, state)
 
     def decode(payload: bytes) -> Value:
@@ -95,14 +85,12 @@ class Decoders:
     """Decodes a topic's payloads, each by the schema that it was written with."""
 
     def __init__(self, schemas: Mapping[Version, Schema], table: Struct, latest: Version | None) -> None:
-        """Take all schemas that may be met; `latest` is for messages that name none."""
+        """Take all known schemas; `latest` is for messages that name none."""
         self._schemas = schemas
         self._table = table
         self._type = arrow_type(table)
         self._latest = latest
-        self._newest: dict[int, int] = {}
-        for name, version in schemas:
-            self._newest[name] = max(version, self._newest.get(name, version))
+        self._newest = dict(sorted(schemas))
         self._known: dict[Named, Decode | None] = {}
         self._unknown: set[Named] = set()
         self._state = RowState()
@@ -147,12 +135,12 @@ class Decoders:
         if key is None:
             return None, None
         try:
-            decode = self._known[key] if key in self._known else self._learn(key)
+            decode = self._known[key] if key in self._known else self._compile(key)
             return None if decode is None else decode(payload), None
         except UndecodableError as error:
             return None, shown(str(error))
 
-    def _learn(self, key: Named) -> Decode | None:
+    def _compile(self, key: Named) -> Decode | None:
         schema_id, version = key
         schema = None if version is None else self._schemas.get((schema_id, version))
         if schema is None:
@@ -162,20 +150,20 @@ class Decoders:
         return self._known[key]
 
 
-def _reader(schema: Schema) -> Decode:
+def _columns_of(schema: Schema) -> tuple[Struct, Decode] | None:
     match schema:
         case JsonSchema():
-            return of_json.reader(schema)
+            return of_json.shape_of(schema), of_json.reader(schema)
         case AvroSchema():
-            return of_avro.reader(schema)
+            return of_avro.shape_of(schema), of_avro.reader(schema)
         case ProtobufSchema():
-            return of_protobuf.reader(schema)
+            return of_protobuf.shape_of(schema), of_protobuf.reader(schema)
         case _:
-            raise AssertionError(schema)
+            return None
 
 
 def _built(rows: list[Value], errors: list[str | None], kind: pa.DataType) -> pa.Array:
-    """Make a column of rows; if Arrow refuses one (half a character), of those that it takes."""
+    """Build an Arrow array; rows that Arrow refuses (a lone surrogate) become null, with an error."""
     try:
         return pa.array(rows, kind)
     except _REFUSALS:
@@ -185,12 +173,9 @@ def _built(rows: list[Value], errors: list[str | None], kind: pa.DataType) -> pa
             pa.array([row], kind)
         except _REFUSALS as error:
             rows[index] = None
-            errors[index] = f"holds what no column can: {_why(error)}"
+            why = "half a character" if isinstance(error, UnicodeError) else type(error).__name__
+            errors[index] = f"holds what no column can: {why}"
     return pa.array(rows, kind)
-
-
-def _why(error: Exception) -> str:
-    return "half a character" if isinstance(error, UnicodeError) else type(error).__name__
 
 
 _REFUSALS: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)

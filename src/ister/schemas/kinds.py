@@ -19,7 +19,18 @@ TAGS_MAX: Final = 32
 TAG_BYTES_MAX: Final = 128
 
 
-class SchemaType(StrEnum):
+class _Word(StrEnum):
+    """An enumeration that is parsed case-insensitively."""
+
+    @classmethod
+    def _parse(cls, field: str, text: str, word: str) -> Self:
+        try:
+            return cls(word)
+        except ValueError:
+            raise InvalidRequestError(f"{field} {text[:80]!r} is none of {', '.join(cls)}") from None
+
+
+class SchemaType(_Word):
     """The types of schemas, by the names that the protocol gives them."""
 
     BYTES = "bytes"
@@ -31,16 +42,12 @@ class SchemaType(StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a type as clients write it: in any case, and by any of its names."""
-        word = text.lower()
-        try:
-            return cls(_TYPE_ALIASES.get(word, word))
-        except ValueError:
-            raise InvalidRequestError(_none_of("schema_type", text, cls)) from None
+        """Parse a type as clients write it, by any of its names."""
+        return cls._parse("schema_type", text, _TYPE_ALIASES.get(text.lower(), text.lower()))
 
 
-class Compatibility(StrEnum):
-    """What a new version owes to the latest one.
+class Compatibility(_Word):
+    """The compatibility that a new version must have with the latest one.
 
     backward: the new version reads what the latest one allows; forward: the latest reads what the new one allows.
     """
@@ -52,14 +59,11 @@ class Compatibility(StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a mode, in any case."""
-        try:
-            return cls(text.lower())
-        except ValueError:
-            raise InvalidRequestError(_none_of("compatibility_mode", text, cls)) from None
+        """Parse a mode."""
+        return cls._parse("compatibility_mode", text, text.lower())
 
 
-class ValidationPolicy(StrEnum):
+class ValidationPolicy(_Word):
     """What a topic does with a message that does not name its schema."""
 
     NONE = "none"
@@ -68,11 +72,8 @@ class ValidationPolicy(StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a policy, in any case."""
-        try:
-            return cls(text.lower())
-        except ValueError:
-            raise InvalidRequestError(_none_of("validation_policy", text, cls)) from None
+        """Parse a policy."""
+        return cls._parse("validation_policy", text, text.lower())
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,3 @@ def _check_text(name: str, text: str, bytes_max: int) -> None:
     size = len(text.encode(errors="surrogatepass"))
     if size > bytes_max:
         raise InvalidRequestError(f"{name} has {size} bytes, more than {bytes_max}")
-
-
-def _none_of(field: str, text: str, kinds: type[StrEnum]) -> str:
-    return f"{field} {text[:80]!r} is none of {', '.join(kinds)}"

@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
+from ister.core.errors import InvalidMessageError
 from ister.schemas.avro import compare as avro_compare
 from ister.schemas.avro.schema import AvroSchema
+from ister.schemas.document import check_size
 from ister.schemas.json import compare as json_compare
 from ister.schemas.json.schema import JsonSchema
 from ister.schemas.kinds import Compatibility, SchemaType
-from ister.schemas.primitive import PlainSchema
 from ister.schemas.protobuf import compare as protobuf_compare
 from ister.schemas.protobuf.schema import ProtobufSchema
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSchema:
+    """A schema of bytes, a string or a number; its definition is ignored."""
+
+    type: SchemaType
+
+    @classmethod
+    def parse(cls, kind: SchemaType, definition: bytes) -> Self:
+        """Accept any definition that is not too large to be stored."""
+        check_size(kind, definition)
+        return cls(kind)
+
+    @property
+    def fingerprint(self) -> str:
+        """The type's name: two definitions of one type mean the same."""
+        return self.type.value
+
+    def check(self, payload: bytes) -> None:
+        """Raise InvalidMessageError unless a payload is of this type."""
+        if self.type is SchemaType.STRING:
+            try:
+                payload.decode()
+            except UnicodeDecodeError as error:
+                raise InvalidMessageError("payload", f"is not UTF-8: byte {error.start} cannot be read") from None
+        elif self.type is SchemaType.NUMBER and len(payload) not in {4, 8}:
+            raise InvalidMessageError("payload", f"has {len(payload)} bytes; a number has 4 or 8")
+
 
 Schema: TypeAlias = PlainSchema | AvroSchema | JsonSchema | ProtobufSchema
 

@@ -3,6 +3,8 @@
 import hashlib
 import io
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import fastavro
 import pytest
@@ -218,6 +220,17 @@ def test_records_that_double_without_a_byte_are_refused():
 def test_a_payload_may_not_be_nested_without_end():
     parse(LIST).check(b"\x02\x02" * 40 + b"\x02\x00")
     assert "nested" in complaint(LIST, b"\x02\x02" * 100_000 + b"\x02\x00")
+
+
+def test_threads_that_check_at_once_do_not_share_their_limits():
+    schema, payload = parse(LIST), b"\x02\x02" * 40 + b"\x02\x00"
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(schema.check, [payload] * 400)) == [None] * 400
+    finally:
+        sys.setswitchinterval(interval)
 
 
 # --- compatibility ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ister.schemas.avro.types import Array, Enum, Fixed, Map, Primitive, Record, Union
+from ister.schemas.avro.types import Array, Enum, Fixed, Map, Primitive, Record, Union, word_for
 from ister.schemas.document import shown
 
 if TYPE_CHECKING:
@@ -32,29 +32,28 @@ _PROMOTIONS: Final = {
 def unreadable(reader: AvroSchema, writer: AvroSchema) -> list[str]:
     """Return why not everything that the writer writes can be read; empty when it can.
 
-    Every pair of types that can meet is looked at once. A pair that leads back to itself fits unless something else in
-    it does not.
+    Every pair of types is compared once. A pair that leads back to itself fits unless something else in it does not.
     """
     reasons: list[str] = []
     seen: set[tuple[int, int]] = set()
-    work: list[_Meeting] = [_Meeting("$", reader.root, writer.root)]
+    work: list[_TypePair] = [_TypePair("$", reader.root, writer.root)]
     while work and len(reasons) < REASONS_MAX:
-        meeting = work.pop()
-        pair = (id(meeting.reader), id(meeting.writer))
-        if pair in seen:
+        pair = work.pop()
+        key = (id(pair.reader), id(pair.writer))
+        if key in seen:
             continue
-        seen.add(pair)
+        seen.add(key)
         if len(seen) > PAIRS_MAX:
             return ["the schemas are too large to be compared"]
-        outcome = _compare(*meeting)
+        outcome = _compare(*pair)
         if isinstance(outcome, str):
-            reasons.append(f"{shown(meeting.path)}: {shown(outcome)}")
+            reasons.append(f"{shown(pair.path)}: {shown(outcome)}")
         else:
             work += reversed(outcome)
     return reasons
 
 
-class _Meeting(NamedTuple):
+class _TypePair(NamedTuple):
     """Two types, of which one may have to read the other."""
 
     path: str
@@ -62,20 +61,20 @@ class _Meeting(NamedTuple):
     writer: Type
 
 
-def _compare(path: str, reader: Type, writer: Type) -> list[_Meeting] | str:
+def _compare(path: str, reader: Type, writer: Type) -> list[_TypePair] | str:
     """Return what must fit for these two to fit, or why they do not."""
     if isinstance(writer, Union):
-        return [_Meeting(path, reader, branch) for branch in writer.branches]
+        return [_TypePair(path, reader, branch) for branch in writer.branches]
     if isinstance(reader, Union):
-        branches = [_Meeting(path, branch, writer) for branch in reader.branches if _may_match(branch, writer)]
-        return branches or f"the reader's union has no place for {_word(writer)}"
+        branches = [_TypePair(path, branch, writer) for branch in reader.branches if _may_match(branch, writer)]
+        return branches or f"the reader's union has no place for {word_for(writer)}"
     if not _may_match(reader, writer):
-        return f"{_word(writer)} cannot be read as {_word(reader)}"
+        return f"{word_for(writer)} cannot be read as {word_for(reader)}"
     match reader, writer:
         case Array(), Array():
-            return [_Meeting(f"{path}[]", reader.items, writer.items)]
+            return [_TypePair(f"{path}[]", reader.items, writer.items)]
         case Map(), Map():
-            return [_Meeting(f"{path}{{}}", reader.values, writer.values)]
+            return [_TypePair(f"{path}{{}}", reader.values, writer.values)]
         case Record(), Record():
             return _compare_records(path, reader, writer)
         case Enum(), Enum():
@@ -94,21 +93,22 @@ def _compare(path: str, reader: Type, writer: Type) -> list[_Meeting] | str:
             raise AssertionError(path)
 
 
-def _compare_records(path: str, reader: Record, writer: Record) -> list[_Meeting] | str:
-    """Let fields meet. Where decoders disagree about an alias, it neither brings a value nor excuses one."""
+def _compare_records(path: str, reader: Record, writer: Record) -> list[_TypePair] | str:
+    """Pair fields. Where decoders disagree about an alias, it neither brings a value nor excuses one."""
     written = {one.name: one.type for one in writer.fields}
     aliases = Counter(alias for one in reader.fields for alias in one.aliases)
     names = {one.name for one in reader.fields}
-    meetings = []
+    pairs = []
     for wanted in reader.fields:
         found = [name for name in dict.fromkeys((wanted.name, *wanted.aliases)) if name in written]
         if len(found) > 1:
             return f"the writer has both the fields {found[0]} and {found[1]}, which are one to the reader"
-        meetings += [_Meeting(f"{path}.{wanted.name}", wanted.type, written[name]) for name in found]
+        pairs += [_TypePair(f"{path}.{wanted.name}", wanted.type, written[name]) for name in found]
         certain = any(name == wanted.name or (aliases[name] == 1 and name not in names) for name in found)
-        if not (certain or wanted.has_default or (isinstance(wanted.type, Union) and wanted.type.nullable)):
+        nullable = isinstance(wanted.type, Union) and len(wanted.type.not_null) < len(wanted.type.branches)
+        if not (certain or wanted.has_default or nullable):
             return f"the writer has no field {wanted.name}, and it has neither a default nor null"
-    return meetings
+    return pairs
 
 
 def _may_match(reader: Type, writer: Type) -> bool:
@@ -125,13 +125,3 @@ def _may_match(reader: Type, writer: Type) -> bool:
 def _same_name(reader: Fixed | Enum | Record, writer: Fixed | Enum | Record) -> bool:
     """Return True if two types match by Avro's rule: the last part of the name, or an alias of the reader."""
     return reader.name.rpartition(".")[2] == writer.name.rpartition(".")[2] or writer.name in reader.aliases
-
-
-def _word(kind: Type) -> str:
-    match kind:
-        case Primitive():
-            return kind.kind
-        case Fixed() | Enum() | Record():
-            return f"{type(kind).__name__.lower()} {kind.name}"
-        case _:
-            return type(kind).__name__.lower()

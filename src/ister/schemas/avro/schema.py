@@ -24,12 +24,14 @@ from ister.schemas.avro.types import (
     Record,
     Type,
     Union,
+    word_for,
 )
-from ister.schemas.avro.wire import check_payload
+from ister.schemas.avro.wire import checker
 from ister.schemas.document import canonical, fingerprint_of, load_json, refused, shown
 from ister.schemas.kinds import SchemaType
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Self
 
     from ister.core.errors import InvalidRequestError
@@ -55,7 +57,7 @@ _LOGICAL: Final = {
     "local-timestamp-nanos": {"long"},
     "duration": {"fixed"},
 }
-"""The logical types that are known, with what they may stand on; Avro tells us to ignore the others."""
+"""The logical types that are known, with the types that they may annotate; by Avro's rule the others are ignored."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +66,8 @@ class AvroSchema:
 
     root: Type
     fingerprint: str
+    check: Callable[[bytes], None]
+    """Raises InvalidMessageError unless a payload is one value of this schema."""
     type: SchemaType = SchemaType.AVRO
 
     @classmethod
@@ -72,25 +76,16 @@ class AvroSchema:
         document = load_json(SchemaType.AVRO, definition)
         parser = _Parser()
         root = parser.parse(document, "", "$")
-        _refuse_endless(parser.records)
-        return cls(root, fingerprint_of(canonical(document).encode()))
-
-    def check(self, payload: bytes) -> None:
-        """Raise InvalidMessageError unless the payload is one value of this schema."""
-        check_payload(self.root, payload)
+        _refuse_endless([named for named in parser.named.values() if isinstance(named, Record)])
+        return cls(root, fingerprint_of(canonical(document).encode()), checker(root).check)
 
 
 class _Parser:
     """Builds the graph, left to right: a name is known once its definition has begun."""
 
     def __init__(self) -> None:
-        self._named: dict[str, Fixed | Enum | Record] = {}
+        self.named: dict[str, Fixed | Enum | Record] = {}
         self._default_steps = 0
-
-    @property
-    def records(self) -> list[Record]:
-        """Every record that was defined."""
-        return [named for named in self._named.values() if isinstance(named, Record)]
 
     def parse(self, node: Json, namespace: str, path: str) -> Type:
         if isinstance(node, str):
@@ -104,7 +99,7 @@ class _Parser:
     def _by_name(self, name: str, namespace: str, path: str) -> Type:
         if name in PRIMITIVES:
             return Primitive(name)
-        found = self._named.get(_qualified(name, namespace))
+        found = self.named.get(_qualified(name, namespace))
         if found is None:
             raise _wrong(path, f"names the type {name!r}, which is not defined before it")
         return found
@@ -113,7 +108,7 @@ class _Parser:
         branches = tuple(self.parse(one, namespace, f"{path}|{index}") for index, one in enumerate(node))
         if not branches:
             raise _wrong(path, "is a union of nothing")
-        words = [_union_word(branch) for branch in branches]
+        words = [word_for(branch) for branch in branches]
         if "union" in words:
             raise _wrong(path, "is a union directly in a union")
         if len(set(words)) != len(words):
@@ -133,7 +128,7 @@ class _Parser:
             case "fixed":
                 name = self._new_name(node, namespace, path)
                 fixed = Fixed(name, _type_aliases(node, name, path), _size(node, path), _logical(kind, node))
-                self._named[name] = fixed
+                self.named[name] = fixed
                 return fixed
             case "enum":
                 return self._enum(node, namespace, path)
@@ -154,13 +149,13 @@ class _Parser:
         if default is not None and default not in words:
             raise _wrong(path, "is an enum whose default is none of its symbols")
         enum = Enum(name, _type_aliases(node, name, path), words, default if isinstance(default, str) else None)
-        self._named[name] = enum
+        self.named[name] = enum
         return enum
 
     def _record(self, node: dict[str, Json], namespace: str, path: str) -> Record:
         name = self._new_name(node, namespace, path)
         record = Record(name, _type_aliases(node, name, path))
-        self._named[name] = record
+        self.named[name] = record
         inner = name.rpartition(".")[0]
         fields = node.get("fields")
         if not isinstance(fields, list):
@@ -177,7 +172,7 @@ class _Parser:
             kind = self.parse(_part(one, "type", place), inner, place)
             if "default" in one and not self._default_fits(one["default"], kind):
                 raise _wrong(place, "has a default that is not of its type")
-            record.fields.append(Field(word, _field_aliases(one, place), kind, "default" in one))
+            record.fields.append(Field(word, tuple(_aliases(one, place)), kind, "default" in one))
         return record
 
     def _new_name(self, node: dict[str, Json], namespace: str, path: str) -> str:
@@ -187,7 +182,7 @@ class _Parser:
         full = name if "." in name else _qualified(name, space)
         if not all(_NAME.fullmatch(part) for part in full.split(".")):
             raise _wrong(path, f"has the name {full!r}, which is none in Avro")
-        if full in self._named or full in PRIMITIVES:
+        if full in self.named or full in PRIMITIVES:
             raise _wrong(path, f"defines {full!r} a second time")
         return full
 
@@ -217,22 +212,18 @@ class _Parser:
 
 
 def _primitive_fits(value: Json, kind: str) -> bool:
-    number = value if isinstance(value, int) and not isinstance(value, bool) else None
-    match kind:
-        case "null":
-            return value is None
-        case "boolean":
-            return isinstance(value, bool)
-        case "int":
-            return number is not None and -INT_MAX - 1 <= number <= INT_MAX
-        case "long":
-            return number is not None and -LONG_MAX - 1 <= number <= LONG_MAX
-        case "float" | "double":
-            return number is not None or isinstance(value, float)
-        case "string":
-            return isinstance(value, str)
+    match kind, value:
+        case "boolean", bool():
+            return True
+        case _, bool():
+            return False
+        case "int" | "long", int():
+            most = INT_MAX if kind == "int" else LONG_MAX
+            return -most - 1 <= value <= most
+        case ("null", None) | ("float" | "double", int() | float()) | ("string", str()):
+            return True
         case _:
-            return _is_bytes(value)
+            return kind == "bytes" and _is_bytes(value)
 
 
 def _is_bytes(value: Json) -> bool:
@@ -263,26 +254,16 @@ def _check_decimal(kind: str, node: dict[str, Json], path: str) -> None:
         raise _wrong(path, f"has a decimal scale of {scale}, more than its precision of {precision}")
 
 
-def _union_word(branch: Type) -> str:
-    """Return what a union may hold once: named types differ by their names, the others by their kinds."""
-    if isinstance(branch, Fixed | Enum | Record):
-        return f"named {branch.name}"
-    return branch.kind if isinstance(branch, Primitive) else type(branch).__name__.lower()
-
-
 def _type_aliases(node: dict[str, Json], name: str, path: str) -> frozenset[str]:
     namespace = name.rpartition(".")[0]
-    return frozenset(_qualified(alias, namespace) for alias in _texts(node.get("aliases", []), path))
+    return frozenset(_qualified(alias, namespace) for alias in _aliases(node, path))
 
 
-def _field_aliases(node: dict[str, Json], path: str) -> tuple[str, ...]:
-    return tuple(_texts(node.get("aliases", []), path))
-
-
-def _texts(node: Json, path: str) -> list[str]:
-    if not isinstance(node, list) or not all(isinstance(one, str) for one in node):
+def _aliases(node: dict[str, Json], path: str) -> list[str]:
+    found = node.get("aliases", [])
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise _wrong(path, "has aliases that are not a list of names")
-    return [one for one in node if isinstance(one, str)]
+    return [str(one) for one in found]
 
 
 def _qualified(name: str, namespace: str) -> str:

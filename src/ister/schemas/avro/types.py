@@ -19,7 +19,7 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fixed:
-    """A number of bytes."""
+    """A fixed number of bytes."""
 
     name: str
     aliases: frozenset[str]
@@ -29,7 +29,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Enum:
-    """One of some words."""
+    """One of some symbols."""
 
     name: str
     aliases: frozenset[str]
@@ -46,7 +46,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Map:
-    """Any number of values under names."""
+    """Values by string key."""
 
     values: Type
 
@@ -58,9 +58,9 @@ class Union:
     branches: tuple[Type, ...]
 
     @property
-    def nullable(self) -> bool:
-        """Whether null is one of them."""
-        return any(isinstance(branch, Primitive) and branch.kind == "null" for branch in self.branches)
+    def not_null(self) -> list[Type]:
+        """All of them but null."""
+        return [one for one in self.branches if not (isinstance(one, Primitive) and one.kind == "null")]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,11 +75,23 @@ class Field:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """Fields in an order. The list is filled after the record is made: a field may lead back to it."""
+    """Ordered fields. The list is filled after construction: a field may refer back to its record."""
 
     name: str
     aliases: frozenset[str]
     fields: list[Field] = field(default_factory=list)
 
 
-Type: TypeAlias = Primitive | Fixed | Enum | Array | Map | Union | Record
+Leaf: TypeAlias = Primitive | Fixed | Enum
+Type: TypeAlias = Leaf | Array | Map | Union | Record
+
+
+def word_for(kind: Type) -> str:
+    """Return what an error calls a type; no two branches of a union have the same word."""
+    match kind:
+        case Primitive():
+            return kind.kind
+        case Fixed() | Enum() | Record():
+            return f"{type(kind).__name__.lower()} {kind.name}"
+        case _:
+            return type(kind).__name__.lower()

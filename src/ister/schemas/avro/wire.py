@@ -1,4 +1,4 @@
-"""Avro's binary encoding: reads values, those of logical types included, and checks payloads without building them.
+"""Avro's binary encoding: one walk through a payload, which builds values or only checks them.
 
 fastavro is not used for this, on purpose. It recurses in C, so a payload of 100 kB of nested records ends the process,
 and it believes an array's count, so ten bytes fill the memory. A broker takes payloads from anyone.
@@ -8,134 +8,213 @@ from __future__ import annotations
 
 import decimal
 import struct
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-from ister.core.errors import InvalidMessageError
 from ister.schemas.avro.types import INT_MAX, Array, Enum, Fixed, Map, Primitive, Record, Union
+from ister.schemas.columns import types as shapes
 from ister.schemas.columns.cells import UndecodableError
-from ister.schemas.columns.types import DECIMAL_DIGITS_MAX
-from ister.schemas.document import shown
+from ister.schemas.walk import MALFORMED, Budget, Checker, fixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ister.schemas.avro.types import Type
+    from ister.schemas.avro.types import Leaf, Type
     from ister.schemas.columns.cells import Value
-
-Read: TypeAlias = "Callable[[bytes, int], tuple[Value, int]]"
-"""Reads a value, and returns where it ends."""
+    from ister.schemas.columns.types import Shape
+    from ister.schemas.walk import Read
 
 DEPTH_MAX: Final = 100
 STEPS_SPARE: Final = 10_000
 STEPS_PER_BYTE: Final = 4
-"""Steps for each byte of a payload; a value of no bytes takes one, too."""
+"""Values that are checked for each byte of a payload; one of no bytes counts, too."""
 
+_JSON: Final = shapes.Primitive.JSON
 _DECIMAL_BYTES_MAX: Final = 1_000
 _EXACT: Final = decimal.Context(prec=4_000)
 _VARINT_BYTES_MAX: Final = 10
 
 
-def check_payload(kind: Type, payload: bytes) -> None:
-    """Raise InvalidMessageError unless the payload is one value of this type, and nothing behind it."""
-    walk = _Walk(payload)
-    try:
-        stop = walk.skip(kind, 0)
-    except RecursionError:
-        raise walk.wrong("is nested too deeply") from None
-    except IndexError:
-        raise walk.wrong("has a number that does not end, or has more than 64 bits") from None
-    except UnicodeDecodeError:
-        raise walk.wrong("is a string that is not UTF-8") from None
-    except UndecodableError as error:
-        raise walk.wrong(str(error)) from None
-    if stop != len(payload):
-        raise walk.wrong(f"ends at byte {stop}, and {len(payload) - stop} bytes follow")
+def checker(root: Type) -> Checker:
+    """Return the checker of payloads that are one value of a type, and nothing behind it."""
+
+    def compile_walk() -> Callable[[bytes], Value]:
+        reason = "takes too long to check: it holds more values than a payload of this size may"
+        steps = Budget(STEPS_SPARE, STEPS_PER_BYTE, reason)
+        return Walker(_unconverted, build=False, fields=steps, items=steps).walk(root, None)
+
+    return Checker("Avro", compile_walk)
 
 
-class _Walk:
-    """One walk through a payload."""
+class Walker:
+    """Compiles types to functions that read a value; these build it, or only check it and then count levels.
 
-    def __init__(self, payload: bytes) -> None:
-        self._data = payload
-        self._steps = STEPS_SPARE + STEPS_PER_BYTE * len(payload)
-        self._path: list[str] = ["$"]
+    `leaf` compiles the types without parts. Limits are counted in the walker, so it serves one thread at a time.
+    """
 
-    def wrong(self, reason: str) -> InvalidMessageError:
-        """Return the error for the value that was reached."""
-        return InvalidMessageError("payload", f"is not of its Avro schema: {shown(''.join(self._path))} {reason}")
+    def __init__(
+        self, leaf: Callable[[Leaf, Shape | None], Read], *, build: bool, fields: Budget, items: Budget
+    ) -> None:
+        self._leaf = leaf
+        self._build = build
+        self._fields = fields
+        self._items = items
+        self._depth = 0
+        self._late: dict[int, Read] = {}
 
-    def skip(self, kind: Type, at: int) -> int:
-        """Return where the value of a type that begins here ends."""
-        self._steps -= 1
-        if self._steps < 0:
-            raise self.wrong("takes too long to check: it holds more values than a payload of this size may")
+    def walk(self, root: Type, shape: Shape | None) -> Callable[[bytes], Value]:
+        """Return what reads a whole payload; it raises what MALFORMED lists."""
+        read = self._of(root, shape)
+
+        def walk(payload: bytes) -> Value:
+            self._depth = 0
+            self._fields.begin(payload)
+            self._items.begin(payload)
+            value, stop = read(payload, 0)
+            if stop != len(payload):
+                raise UndecodableError(f"ends at byte {stop}, and {len(payload) - stop} bytes follow")
+            return value
+
+        return walk
+
+    def _of(self, kind: Type, shape: Shape | None) -> Read:
+        if isinstance(kind, Primitive | Fixed | Enum):
+            return self._leaf(kind, shape)
+        if shape is not None and shape is not _JSON:
+            return self._compile(kind, shape)
+        if id(kind) not in self._late:
+            self._late[id(kind)] = self._compile_late(kind)
+        return self._late[id(kind)]
+
+    def _compile_late(self, kind: Union | Record | Array | Map) -> Read:
+        """Return the reader of a type that has no columns; compiled when first called, for types lead in circles."""
+        compiled: list[Read] = []
+
+        def read(data: bytes, at: int) -> tuple[Value, int]:
+            if not compiled:
+                compiled.append(self._compile(kind, _JSON))
+            return compiled[0](data, at)
+
+        def read_level(data: bytes, at: int) -> tuple[Value, int]:
+            self._depth += 1
+            if self._depth > DEPTH_MAX:
+                raise UndecodableError(f"is nested deeper than {DEPTH_MAX} levels")
+            found = read(data, at)
+            self._depth -= 1
+            return found
+
+        return read if self._build else read_level
+
+    def _compile(self, kind: Union | Record | Array | Map, shape: Shape) -> Read:
         match kind:
-            case Primitive():
-                if kind.kind in _SIZES:
-                    _cut(self._data, at, _SIZES[kind.kind])
-                return READERS[kind.kind](self._data, at)[1]
-            case Record():
-                for one in kind.fields:
-                    at = self._inner(one.type, at, f".{one.name}")
-                return at
             case Union():
-                index, at = self._index(at, len(kind.branches), "branch of its union")
-                return self._inner(kind.branches[index], at, "")
-            case Enum():
-                return self._index(at, len(kind.symbols), "symbol of its enum")[1]
-            case Fixed():
-                return at + len(_cut(self._data, at, kind.size))
+                return _pick([self._of(one, shape) for one in kind.branches])
+            case Record():
+                columns = {one.name: one.shape for one in shape.fields} if isinstance(shape, shapes.Struct) else {}
+                return self._record(
+                    [(one.name, self._of(one.type, columns.get(one.name, _JSON))) for one in kind.fields]
+                )
             case Array():
-                return self._blocks(kind.items, at, "[]")
+                element = shape.element if isinstance(shape, shapes.List) else _JSON
+                return self._blocks(self._of(kind.items, element), keyed=False)
             case Map():
-                return self._blocks(kind.values, at, "{}")
+                value = shape.value if isinstance(shape, shapes.Map) else _JSON
+                return self._blocks(self._of(kind.values, value), keyed=True)
 
-    def _inner(self, kind: Type, at: int, name: str) -> int:
-        path = self._path
-        path.append(name)
-        if len(path) > DEPTH_MAX:
-            raise self.wrong(f"is nested deeper than {DEPTH_MAX} levels")
-        at = self.skip(kind, at)
-        path.pop()
-        return at
+    def _record(self, fields: list[tuple[str, Read]]) -> Read:
+        build, take, count = self._build, self._fields.take, len(fields)
 
-    def _blocks(self, kind: Type, at: int, name: str) -> int:
-        while True:
-            count, at = long(self._data, at)
-            if count == 0:
-                return at
-            stop = None
-            if count < 0:
-                size, at = long(self._data, at)
-                count, stop = -count, at + size
-            for _ in range(count):
-                if name == "{}":
-                    at = string(self._data, at)[1]
-                at = self._inner(kind, at, name)
-            if stop is not None and at != stop:
-                raise self.wrong(f"has a block that says it ends at byte {stop}, and ends at {at}")
+        def read(data: bytes, at: int) -> tuple[Value, int]:
+            take(count)
+            row: dict[str, Value] = {}
+            try:
+                if build:
+                    for name, field in fields:
+                        row[name], at = field(data, at)
+                else:
+                    for name, field in fields:  # noqa: B007  # the handler below uses the name
+                        at = field(data, at)[1]
+            except MALFORMED as error:
+                error.add_note(f".{name}")
+                raise
+            return row, at
 
-    def _index(self, at: int, count: int, what: str) -> tuple[int, int]:
-        index, at = long(self._data, at)
-        if not 0 <= index < count:
-            raise self.wrong(f"is number {index}, and there is no such {what}")
-        return index, at
+        return read
+
+    def _blocks(self, item: Read, *, keyed: bool) -> Read:
+        """Return the reader of an array, or of a map, whose items have keys: blocks of items, up to an empty one."""
+        build, take = self._build, self._items.take
+
+        def read(data: bytes, at: int) -> tuple[Value, int]:
+            items: list[Value] = []
+            entries: dict[str, Value] = {}
+            while True:
+                count, at = _long(data, at)
+                if not count:
+                    return entries if keyed else items, at
+                stop = None
+                if count < 0:
+                    size, at = _long(data, at)
+                    count, stop = -count, at + size
+                take(count)
+                try:
+                    if not build:
+                        for _ in range(count):
+                            at = item(data, _string(data, at)[1] if keyed else at)[1]
+                    elif keyed:
+                        for _ in range(count):
+                            name, at = _string(data, at)
+                            entries[name], at = item(data, at)
+                    else:
+                        for _ in range(count):
+                            value, at = item(data, at)
+                            items.append(value)
+                except MALFORMED as error:
+                    error.add_note("{}" if keyed else "[]")
+                    raise
+                if stop is not None and at != stop:
+                    raise UndecodableError(f"has a block that says it ends at byte {stop}, and ends at {at}")
+
+        return read
 
 
-def enum(symbols: tuple[str, ...]) -> Read:
-    """Return the reader of a symbol."""
-
+def _pick(branches: list[Read]) -> Read:
     def read(data: bytes, at: int) -> tuple[Value, int]:
-        index, at = long(data, at)
+        index, at = _long(data, at)
+        if not 0 <= index < len(branches):
+            raise UndecodableError(f"takes branch {index} of a union of {len(branches)}: there is no such branch")
+        return branches[index](data, at)
+
+    return read
+
+
+def _unconverted(kind: Leaf, _shape: Shape | None) -> Read:
+    """Return the reader for checks: without logical types, and numbers of a fixed size are as good as any bytes."""
+    size = _SIZES.get(kind.kind) if isinstance(kind, Primitive) else None
+    return basic(kind) if size is None else _sized(size)
+
+
+def basic(kind: Leaf) -> Read:
+    """Return the reader of a type without parts, as if it had no logical type."""
+    match kind:
+        case Enum():
+            return _enum(kind.symbols)
+        case Fixed():
+            return _sized(kind.size)
+        case Primitive():
+            return _READERS[kind.kind]
+
+
+def _enum(symbols: tuple[str, ...]) -> Read:
+    def read(data: bytes, at: int) -> tuple[Value, int]:
+        index, at = _long(data, at)
         if not 0 <= index < len(symbols):
-            raise UndecodableError(f"takes symbol {index} of an enum of {len(symbols)}")
+            raise UndecodableError(f"takes symbol {index} of an enum of {len(symbols)}: there is no such symbol")
         return symbols[index], at
 
     return read
 
 
-def sized(size: int) -> Read:
-    """Return the reader of a number of bytes."""
+def _sized(size: int) -> Read:
 
     def read(data: bytes, at: int) -> tuple[Value, int]:
         return _cut(data, at, size), at + size
@@ -149,8 +228,7 @@ def _cut(data: bytes, at: int, size: int) -> bytes:
     return data[at : at + size]
 
 
-def long(data: bytes, at: int) -> tuple[int, int]:
-    """Read a number of up to 64 bits."""
+def _long(data: bytes, at: int) -> tuple[int, int]:
     byte = data[at]
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), at + 1
@@ -166,39 +244,31 @@ def long(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _int(data: bytes, at: int) -> tuple[int, int]:
-    number, at = long(data, at)
+    number, at = _long(data, at)
     if not -INT_MAX - 1 <= number <= INT_MAX:
         raise UndecodableError("has an int of more than 32 bits")
     return number, at
 
 
 def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    size, at = long(data, at)
+    size, at = _long(data, at)
     return _cut(data, at, size), at + size
 
 
-def string(data: bytes, at: int) -> tuple[str, int]:
-    """Read a text."""
+def _string(data: bytes, at: int) -> tuple[str, int]:
     byte = data[at]
     if byte < 0x80 and not byte & 1 and byte >> 1 < len(data) - at:  # most texts are short, and this halves their time
         stop = at + 1 + (byte >> 1)
         return data[at + 1 : stop].decode(), stop
-    size, at = long(data, at)
+    size, at = _long(data, at)
     return _cut(data, at, size).decode(), at + size
 
 
 def _boolean(data: bytes, at: int) -> tuple[bool, int]:
-    if data[at] > 1:
+    value = _BOOLEANS.get(data[at : at + 1] or _cut(data, at, 1))
+    if value is None:
         raise UndecodableError("has a boolean that is neither 0 nor 1")
-    return data[at] == 1, at + 1
-
-
-def _float(data: bytes, at: int) -> tuple[float, int]:
-    return _FLOAT.unpack_from(data, at)[0], at + 4
-
-
-def _double(data: bytes, at: int) -> tuple[float, int]:
-    return _DOUBLE.unpack_from(data, at)[0], at + 8
+    return value, at + 1
 
 
 def _null(data: bytes, at: int) -> tuple[None, int]:  # noqa: ARG001  # called as every read
@@ -226,7 +296,7 @@ def decimal_of(value: Value, precision: int, scale: int) -> Value:
     if len(value) > _DECIMAL_BYTES_MAX:
         raise UndecodableError(f"has a decimal of {len(value)} bytes")
     number = _EXACT.scaleb(decimal.Decimal(int.from_bytes(value, signed=True)), -scale)
-    return number if precision <= DECIMAL_DIGITS_MAX else f"{number:f}"
+    return number if precision <= shapes.DECIMAL_DIGITS_MAX else f"{number:f}"
 
 
 def big_decimal(value: Value) -> Value:
@@ -252,16 +322,15 @@ def duration(value: Value) -> Value:
     return dict(zip(("months", "days", "milliseconds"), struct.unpack("<III", value), strict=True))
 
 
-_FLOAT: Final = struct.Struct("<f")
-_DOUBLE: Final = struct.Struct("<d")
-_SIZES: Final = {"boolean": 1, "float": 4, "double": 8}
-READERS: Final[dict[str, Read]] = {
+_BOOLEANS: Final = {b"\0": False, b"\1": True}
+_SIZES: Final = {"float": 4, "double": 8}
+_READERS: Final[dict[str, Read]] = {
     "null": _null,
     "boolean": _boolean,
     "int": _int,
-    "long": long,
-    "float": _float,
-    "double": _double,
+    "long": _long,
+    "float": fixed("<f"),
+    "double": fixed("<d"),
     "bytes": _bytes,
-    "string": string,
+    "string": _string,
 }

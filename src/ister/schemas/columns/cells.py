@@ -20,6 +20,7 @@ import math
 import struct
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -42,14 +43,14 @@ CELLS_MAX: Final = 1 << 20
 TEXT_BYTES_MAX: Final = 64 << 20
 """Characters and bytes that one row may fill: a symbol of an enum is one byte of Avro, however long its name is."""
 CELL_BYTES: Final = 8
-"""Bytes of a cell, about."""
+"""Approximate bytes of a cell."""
 MISFITS_MAX: Final = 1_000
 SHOWN_MAX: Final = 50
 _PATH_MAX: Final = 120
 
 _DAY_US: Final = 86_400_000_000
 _DAYS: Final = (-719_162, 2_932_896)
-"""From 0001-01-01 to 9999-12-31: what every engine can show."""
+"""From 0001-01-01 to 9999-12-31: what every engine supports."""
 _SPANS: Final = {
     Primitive.INT: (-(1 << 31), (1 << 31) - 1),
     Primitive.LONG: (-(1 << 63), (1 << 63) - 1),
@@ -62,7 +63,7 @@ _EXACT: Final = decimal.Context(prec=100, traps=[decimal.Inexact, decimal.Invali
 
 
 class UndecodableError(Exception):
-    """A payload that has no place in the column, and where and why."""
+    """A payload that cannot be decoded into its columns, with the place and the reason."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         self.reason = reason
@@ -74,13 +75,11 @@ class UndecodableError(Exception):
         return UndecodableError(self.reason, f"{place}{self.path}"[:_PATH_MAX])
 
 
+@dataclass(slots=True, eq=False)
 class Number:
-    """A number of JSON as it was written: one with a point or an exponent, or with thousands of digits."""
+    """A JSON number as written: one with a point or an exponent, or with thousands of digits."""
 
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
+    text: str
 
     def __str__(self) -> str:
         """Return it as it was written."""
@@ -95,7 +94,7 @@ class Number:
 
 
 class RowState:
-    """What the row at hand may still fill, and the columns that could not take its values."""
+    """What the current row may still fill, and the columns that could not take its values."""
 
     __slots__ = ("cells_left", "error", "misfits", "text_left")
 
@@ -127,33 +126,14 @@ class RowState:
         return CELLS_MAX - self.cells_left + (TEXT_BYTES_MAX - self.text_left) // CELL_BYTES
 
     def misfit(self, column: Path | None, error: UndecodableError) -> None:
-        """Note that a column could not take a value; None when there is no such column."""
+        """Record that a column could not take a value; None when there is no such column."""
         self.error = self.error or error
         if column is not None and len(self.misfits) < MISFITS_MAX:
             self.misfits.add(column)
 
 
-class FieldBudget:
-    """How many fields a payload may still give: one that is null in Avro or not set in proto3 takes no bytes of it."""
-
-    __slots__ = ("_left",)
-
-    def __init__(self) -> None:
-        self._left = 0
-
-    def begin(self, payload: bytes) -> None:
-        """Begin a payload."""
-        self._left = len(payload) + CELLS_MAX
-
-    def take(self, fields: int) -> None:
-        """Take a number of fields, or raise."""
-        self._left -= fields
-        if self._left < 0:
-            raise UndecodableError(f"gives over {CELLS_MAX} fields more than it has bytes")
-
-
 def fitter(wanted: Struct, table: Struct, state: RowState | None = None) -> Fit:
-    """Return what makes a row of a table's shape of a value of a schema's; it raises UndecodableError."""
+    """Return the conversion of a schema's values to rows of a table, which raises UndecodableError."""
     state = RowState() if state is None else state
     fit = _struct(wanted, table, state, (), "")
 
@@ -168,41 +148,43 @@ def fitter(wanted: Struct, table: Struct, state: RowState | None = None) -> Fit:
 
 
 def as_json(shape: Shape) -> Callable[[Value], Json]:
-    """Return what makes JSON of a value of this shape; what is of another shape stays as it is."""
+    """Return the conversion of values of this shape to JSON; those of another shape stay as they are."""
     match shape:
         case Primitive.FLOAT | Primitive.DOUBLE:
             return _number_as_json
         case Primitive.BINARY:
-            return lambda value: b64encode(value).decode() if isinstance(value, bytes) else _plain(value)
+            return lambda value: b64encode(value).decode() if isinstance(value, bytes) else unchanged(value)
         case Primitive.DATE | Primitive.TIMESTAMP | Primitive.TIMESTAMPTZ:
-            return lambda value: _moment(shape, value) if type(value) is int else _plain(value)
+            return lambda value: _moment(shape, value) if type(value) is int else unchanged(value)
         case Primitive() | Opaque():
-            return _plain
+            return unchanged
         case Decimal():
             return lambda value: f"{value:f}" if isinstance(value, decimal.Decimal) else str(value)
         case Struct():
             fields = {one.name: as_json(one.shape) for one in shape.fields}
             return lambda value: (
-                {name: None if one is None else fields.get(name, _plain)(one) for name, one in value.items()}
+                {name: None if one is None else fields.get(name, unchanged)(one) for name, one in value.items()}
                 if isinstance(value, dict)
-                else _plain(value)
+                else unchanged(value)
             )
         case List():
             element = as_json(shape.element)
             return lambda value: (
-                [None if one is None else element(one) for one in value] if isinstance(value, list) else _plain(value)
+                [None if one is None else element(one) for one in value]
+                if isinstance(value, list)
+                else unchanged(value)
             )
         case Map():
             inner = as_json(shape.value)
             return lambda value: (
                 {name: None if one is None else inner(one) for name, one in value.items()}
                 if isinstance(value, dict)
-                else _plain(value)
+                else unchanged(value)
             )
 
 
 def _fit(wanted: Shape, table: Shape, state: RowState, path: Path, place: str) -> Fit | None:
-    """Return what puts values of one shape into a column of another, None when none of them can be."""
+    """Return the conversion of values of one shape to a column of another, None when there is none."""
     match table, wanted:
         case Primitive.JSON, _:
             return _text_of(wanted, state)
@@ -217,7 +199,7 @@ def _fit(wanted: Shape, table: Shape, state: RowState, path: Path, place: str) -
         case (Decimal() | Primitive(), Decimal() | Primitive()) if _is_number(table) and _is_number(wanted):
             return _number(table)
         case Primitive(), _ if table is wanted:
-            return _sized(table, state) if table in _SIZED else _single(table)
+            return _single(table, state)
         case _:
             return None
 
@@ -229,13 +211,13 @@ def _struct(wanted: Struct, table: Struct, state: RowState, path: Path, place: s
     for one in wanted.fields:
         column = column_in(columns, one.name)
         if column is None or column in seen:
-            places.append((one.name, "", _nowhere, "", None))
+            places.append((one.name, "", _refuse("the table has no column for it"), "", None))
             continue
         seen.add(column)
         spare = beside(column)
         text = _text_of(one.shape, state) if columns.get(spare) in _TEXTS else None
         fit_one = _fit(one.shape, columns[column], state, (*path, column), f"{place}.{one.name}")
-        places.append((one.name, column, fit_one or _misfit, spare, text))
+        places.append((one.name, column, fit_one or _OTHER_TYPE, spare, text))
 
     def fit(value: Value) -> Value:
         if type(value) is not dict:
@@ -285,39 +267,31 @@ def _map(inner: Fit, width: int, state: RowState) -> Fit:
     return fit
 
 
-def _sized(kind: Primitive, state: RowState) -> Fit:
-    """Return what takes texts or bytes, and counts how long they are."""
+def _single(kind: Primitive, state: RowState) -> Fit:
+    """Return what takes booleans, texts, bytes or moments; texts and bytes count by how long they are."""
     word, python = _SINGLE[kind]
+    low, high = _SPANS.get(kind, (0, 0))
+    take_text = state.take_text
 
-    def fit(value: Value) -> Value:
-        if type(value) is not python:
-            raise _not(word, value)
-        state.take_text(len(value))  # type: ignore[arg-type]  # it is a str or bytes
-        return value
-
-    return fit
-
-
-def _single(kind: Primitive) -> Fit:
-    word, python = _SINGLE[kind]
-    span = _SPANS.get(kind)
-
-    def fit(value: Value) -> Value:
-        if type(value) is not python:
+    def fit_boolean(value: Value) -> Value:
+        if type(value) is not bool:
             raise _not(word, value)
         return value
 
-    def fit_span(value: Value) -> Value:
+    def fit_text(value: Value) -> Value:
+        if type(value) is not python:
+            raise _not(word, value)
+        take_text(len(value))  # type: ignore[arg-type]  # it is a str or bytes
+        return value
+
+    def fit_moment(value: Value) -> Value:
         if type(value) is not int:
             raise _not(word, value)
         if not low <= value <= high:
             raise UndecodableError(f"{_shown(value)} is out of range for a {word}")
         return value
 
-    if span is None:
-        return fit
-    low, high = span
-    return fit_span
+    return fit_boolean if python is bool else fit_moment if python is int else fit_text
 
 
 def _number(table: Shape) -> Fit:
@@ -334,11 +308,16 @@ def _number(table: Shape) -> Fit:
             return lambda value: value if type(value) is int and low <= value <= high else _whole(low, high, value)
 
 
-def _whole(low: int, high: int, value: Value) -> int:
+def _exact(value: Value) -> int | float | decimal.Decimal:
     if isinstance(value, Number):
-        value = value.exact()
+        return value.exact()
     if isinstance(value, bool) or not isinstance(value, int | float | decimal.Decimal):
         raise _not("a number", value)
+    return value
+
+
+def _whole(low: int, high: int, value: Value) -> int:
+    value = _exact(value)
     if isinstance(value, float) and not value.is_integer():
         raise UndecodableError(f"{_shown(value)} is no integer")
     if not low <= value <= high:
@@ -380,22 +359,14 @@ def _float(value: Value) -> float:
 
 
 def _decimal(table: Decimal, value: Value) -> decimal.Decimal:
-    if isinstance(value, Number):
-        value = value.exact()
-    if isinstance(value, bool) or not isinstance(value, int | float | decimal.Decimal):
-        raise _not("a number", value)
+    value = _exact(value)
     try:
-        exact = _EXACT.create_decimal(value)
-        scaled = _EXACT.quantize(exact, decimal.Decimal(1).scaleb(-table.scale))
+        scaled = _EXACT.quantize(_EXACT.create_decimal(value), decimal.Decimal(1).scaleb(-table.scale))
     except decimal.DecimalException:
-        raise UndecodableError(_too_many_digits(table, value)) from None
-    if scaled and scaled.adjusted() >= table.precision - table.scale:
-        raise UndecodableError(_too_many_digits(table, value))
+        scaled = None
+    if scaled is None or (scaled and scaled.adjusted() >= table.precision - table.scale):
+        raise UndecodableError(f"{_shown(value)} cannot be a decimal({table.precision},{table.scale}) without loss")
     return scaled
-
-
-def _too_many_digits(table: Decimal, value: Value) -> str:
-    return f"{_shown(value)} cannot be a decimal({table.precision},{table.scale}) without loss"
 
 
 def _text_of(wanted: Shape, state: RowState) -> Fit:
@@ -427,13 +398,10 @@ def _written_by_value(value: Json | Number) -> str:
         case str():
             return encode_basestring(value)
         case dict():
-            return (
-                "{"
-                + ",".join([f"{encode_basestring(name)}:{_written_by_value(one)}" for name, one in value.items()])
-                + "}"
-            )
+            entries = [f"{encode_basestring(name)}:{_written_by_value(one)}" for name, one in value.items()]
+            return f"{{{','.join(entries)}}}"
         case list():
-            return "[" + ",".join([_written_by_value(one) for one in value]) + "]"
+            return f"[{','.join(map(_written_by_value, value))}]"
         case _:
             return _encode(value)
 
@@ -443,7 +411,7 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separator
 
 def _number_as_json(value: Value) -> Json:
     if type(value) is not float or math.isfinite(value):
-        return _plain(value)
+        return unchanged(value)
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
@@ -457,8 +425,8 @@ def _moment(kind: Primitive, value: int) -> Json:
     return f"{text}Z" if kind is Primitive.TIMESTAMPTZ else text
 
 
-def _plain(value: Value) -> Json:
-    """Return what is JSON as it is; json.dumps finds what is not."""
+def unchanged(value: Value) -> Json:
+    """Return what is JSON already; the encoder finds what is not."""
     return value  # type: ignore[return-value]
 
 
@@ -466,12 +434,11 @@ def _is_number(shape: Shape) -> bool:
     return isinstance(shape, Decimal) or shape in _NUMBERS
 
 
-def _nowhere(value: Value) -> Value:  # noqa: ARG001  # called as every fit
-    raise UndecodableError("the table has no column for it")
+def _refuse(reason: str) -> Fit:
+    def fit(value: Value) -> Value:  # noqa: ARG001  # called as every fit
+        raise UndecodableError(reason)
 
-
-def _misfit(value: Value) -> Value:  # noqa: ARG001  # called as every fit
-    raise UndecodableError("the table's column is of another type")
+    return fit
 
 
 def _not(word: str, value: Value) -> UndecodableError:
@@ -489,7 +456,7 @@ def _shown(value: Value) -> str:
     return repr("".join(one if one.isprintable() else "?" for one in cut)) if isinstance(value, str) else cut
 
 
-_SIZED: Final = frozenset({Primitive.STRING, Primitive.BINARY})
+_OTHER_TYPE: Final = _refuse("the table's column is of another type")
 _TEXTS: Final = frozenset({Primitive.JSON, Primitive.STRING})
 _SINGLE: Final[dict[Primitive, tuple[str, type]]] = {
     Primitive.BOOLEAN: ("a boolean", bool),

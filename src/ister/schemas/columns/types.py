@@ -1,6 +1,6 @@
 """Column types, in Iceberg's terms; every column is optional, so that a table can always grow.
 
-A schema's shape has the names of the schema; a table's shape has the names of columns (naming.py). A table's shape is
+A schema's shape has the names of the schema; a table's shape has the names of columns (names.py). A table's shape is
 always made by `evolve.merge`, from an empty struct on.
 """
 
@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+from typing import Final, TypeAlias, assert_never
 
 import pyarrow as pa
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 COLUMNS_MAX: Final = 1_000
-"""Columns that one schema may ask for. Named types can be used again and again, so that a small definition asks for
-billions of them; what is beyond is JSON."""
+"""Columns that one schema may have. Named types can be reused, so that a small definition describes billions of them; what
+is beyond is JSON."""
 DEPTH_MAX: Final = 12
 """Levels of structs, lists and maps in one another; what is deeper is JSON."""
 DECIMAL_DIGITS_MAX: Final = 38
@@ -72,14 +69,14 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Any number of values under texts."""
+    """Values by string key."""
 
     value: Shape
 
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """A column of a type that no schema asks for: its user's. We write nothing there, and it keeps its name."""
+    """A user's column, of a type that no schema has. Nothing is written there, and it keeps its name."""
 
 
 Shape: TypeAlias = Primitive | Decimal | Struct | List | Map | Opaque
@@ -107,7 +104,13 @@ def arrow_type(shape: Shape) -> pa.DataType:
 
 def columns_in(shape: Shape) -> int:
     """Return how many columns a shape has, itself included."""
-    return 1 + sum(columns_in(one) for one in _parts(shape))
+    match shape:
+        case Struct():
+            return 1 + sum(columns_in(one.shape) for one in shape.fields)
+        case List(inner) | Map(inner):
+            return 1 + columns_in(inner)
+        case _:
+            return 1
 
 
 def rooted(shape: Shape | None) -> Struct:
@@ -115,28 +118,18 @@ def rooted(shape: Shape | None) -> Struct:
     return shape if isinstance(shape, Struct) else Struct((Field("value", shape or Primitive.JSON),))
 
 
-class Room:
-    """What is left of the columns that one schema may ask for."""
+@dataclass(slots=True)
+class ColumnBudget:
+    """Remaining columns that one schema may have."""
 
-    def __init__(self) -> None:
-        self._left = COLUMNS_MAX
+    left: int = COLUMNS_MAX
 
     def take(self, columns: int, depth: int) -> bool:
-        """Take a number of columns; none when there is no room, or they are nested too deeply."""
-        if columns > self._left or depth > DEPTH_MAX:
+        """Take a number of columns; none when fewer are left, or they are nested too deeply."""
+        if columns > self.left or depth > DEPTH_MAX:
             return False
-        self._left -= columns
+        self.left -= columns
         return True
-
-
-def _parts(shape: Shape) -> Iterator[Shape]:
-    match shape:
-        case Struct():
-            yield from (one.shape for one in shape.fields)
-        case List():
-            yield shape.element
-        case Map():
-            yield shape.value
 
 
 _ARROW: Final[dict[Primitive, pa.DataType]] = {

@@ -14,7 +14,8 @@ import json
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from ister.schemas.columns.cells import Number, UndecodableError
-from ister.schemas.columns.types import Field, List, Map, Primitive, Room, Struct, rooted
+from ister.schemas.columns.types import ColumnBudget, Field, List, Map, Primitive, Struct, rooted
+from ister.schemas.json.validate import TYPE_NAMES
 from ister.schemas.json.writable import ATOMS, atoms, flatten, item_schemas, object_of, prefix_of, schemas_in
 
 if TYPE_CHECKING:
@@ -54,18 +55,16 @@ def _load(payload: bytes) -> Value:
     except UnicodeDecodeError as error:
         raise UndecodableError(f"is not UTF-8 at byte {error.start}") from None
     try:
-        return _decoded(text)
+        try:
+            value: Value = _JSON.decode(text)
+        except json.JSONDecodeError:
+            raise
+        except (
+            ValueError
+        ):  # an integer of more digits than Python converts, or what is no number, and is reported below
+            value = _JSON_OF_LONG_INTEGERS.decode(text)
     except ValueError as error:
         raise UndecodableError(f"is not JSON: {error}") from None
-
-
-def _decoded(text: str) -> Value:
-    try:
-        value: Value = _JSON.decode(text)
-    except json.JSONDecodeError:
-        raise
-    except ValueError:  # an integer of more digits than Python converts, or what is no number, which is reported below
-        value = _JSON_OF_LONG_INTEGERS.decode(text)
     return value
 
 
@@ -74,11 +73,11 @@ def _shape(schema: JsonSchema) -> Shape | None:
 
 
 class _Shapes:
-    """Goes through a schema; None is the shape of what can only be null."""
+    """Derives shapes from a schema; None is the shape of what can only be null."""
 
     def __init__(self, side: JsonSchema) -> None:
         self._side = side
-        self._room = Room()
+        self._budget = ColumnBudget()
 
     def of(self, schemas: tuple[SubSchema, ...], around: frozenset[frozenset[int]], depth: int) -> Shape | None:
         flat = self._chosen(flatten(self._side, schemas))
@@ -135,7 +134,7 @@ class _Shapes:
         if any(prefix_of(self._side, part) for part in parts):
             return Primitive.JSON
         items = tuple(one for part in parts for one in item_schemas(self._side, part, 0))
-        if not items or not self._room.take(1, depth + 1):
+        if not items or not self._budget.take(1, depth + 1):
             return Primitive.JSON
         element = self.of(items, around, depth + 1)
         return Primitive.JSON if element is None or element is Primitive.JSON else List(element)
@@ -147,7 +146,7 @@ class _Shapes:
                 named[name] = (*named.get(name, ()), *schemas_in([one]))
         if not named:
             return self._map(parts, around, depth)
-        if not self._room.take(len(named), depth + 1):
+        if not self._budget.take(len(named), depth + 1):
             return Primitive.JSON
         fields = []
         for name, schemas in named.items():
@@ -160,7 +159,7 @@ class _Shapes:
         under = [one for part in parts if isinstance(one := part.get("additionalProperties"), dict)]
         patterns = [one for part in parts for one in object_of(part.get("patternProperties")).values()]
         is_open = bool(patterns) and not any(part.get("additionalProperties") is False for part in parts)
-        if is_open or len(under) + len(patterns) != 1 or not self._room.take(1, depth + 1):
+        if is_open or len(under) + len(patterns) != 1 or not self._budget.take(1, depth + 1):
             return Primitive.JSON
         value = self.of(schemas_in([*under, *patterns]), around, depth + 1)
         return Primitive.JSON if value is None or value is Primitive.JSON else Map(value)
@@ -171,25 +170,7 @@ def _listed(part: dict[str, Json]) -> frozenset[str]:
     values = [part["const"]] if "const" in part else part.get("enum")
     if not isinstance(values, list):
         return ATOMS
-    return frozenset(map(_atom, values))
-
-
-def _atom(value: Json) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "fraction"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case dict():
-            return "object"
+    return frozenset("fraction" if isinstance(one, float) else TYPE_NAMES[type(one)] for one in values)
 
 
 def _no_constant(text: str) -> NoReturn:

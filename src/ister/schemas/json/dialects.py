@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 import jsonschema_rs
 
@@ -40,105 +40,8 @@ class Dialect:
             )
 
 
-_ALL: Final = frozenset(
-    [
-        "$ref",
-        "$schema",
-        "$defs",
-        "definitions",
-        "title",
-        "description",
-        "format",
-        "type",
-        "enum",
-        "multipleOf",
-        "minimum",
-        "maximum",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "minItems",
-        "maxItems",
-        "uniqueItems",
-        "items",
-        "minProperties",
-        "maxProperties",
-        "required",
-        "properties",
-        "patternProperties",
-        "additionalProperties",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-    ]
-)
-_FROM_6: Final = _ALL | {"$id", "const", "contains", "propertyNames", "exclusiveMinimum", "exclusiveMaximum"}
-_UNTIL_7: Final = frozenset({"additionalItems", "dependencies"})
-_IF: Final = frozenset({"if", "then", "else"})
-_FROM_2019: Final = (
-    _FROM_6
-    | _IF
-    | frozenset(
-        [
-            "$anchor",
-            "minContains",
-            "maxContains",
-            "dependentRequired",
-            "dependentSchemas",
-            "unevaluatedItems",
-            "unevaluatedProperties",
-        ]
-    )
-)
-
-DIALECTS: Final = (
-    Dialect(
-        2020,
-        "https://json-schema.org/draft/2020-12/schema",
-        jsonschema_rs.Draft202012Validator,
-        jsonschema_rs.Draft202012Validator,
-        jsonschema_rs.Draft202012,
-        _FROM_2019 | {"prefixItems", "$dynamicRef"},
-    ),
-    Dialect(
-        2019,
-        "https://json-schema.org/draft/2019-09/schema",
-        jsonschema_rs.Draft201909Validator,
-        jsonschema_rs.Draft201909Validator,
-        jsonschema_rs.Draft201909,
-        _FROM_2019 | {"additionalItems", "$recursiveRef"},
-    ),
-    Dialect(
-        7,
-        "http://json-schema.org/draft-07/schema",
-        jsonschema_rs.Draft7Validator,
-        jsonschema_rs.Draft7Validator,
-        jsonschema_rs.Draft7,
-        _FROM_6 | _UNTIL_7 | _IF,
-    ),
-    Dialect(
-        6,
-        "http://json-schema.org/draft-06/schema",
-        jsonschema_rs.Draft6Validator,
-        jsonschema_rs.Draft7Validator,
-        jsonschema_rs.Draft7,
-        _FROM_6 | _UNTIL_7,
-    ),
-    Dialect(
-        4,
-        "http://json-schema.org/draft-04/schema",
-        jsonschema_rs.Draft4Validator,
-        jsonschema_rs.Draft7Validator,
-        jsonschema_rs.Draft7,
-        _ALL | _UNTIL_7 | {"id"},
-    ),
-)
-"""The default first."""
-
-
 class FormError(Exception):
-    """Something in a schema that has another form."""
+    """A keyword whose value does not have the form that the dialect requires."""
 
 
 def check_forms(schema: dict[str, Json], dialect: Dialect) -> None:
@@ -147,7 +50,7 @@ def check_forms(schema: dict[str, Json], dialect: Dialect) -> None:
     for keyword, value in schema.items():
         check = _FORMS.get(keyword)
         if dialect.draft == 4 and keyword in {"exclusiveMinimum", "exclusiveMaximum"}:
-            check = _boolean
+            check = _is(bool)
         elif keyword not in known:
             continue
         if check is not None and not check(value):
@@ -191,6 +94,24 @@ def parts(schema: dict[str, Json], dialect: Dialect) -> Iterator[tuple[str, str,
                     yield keyword, f"{keyword}.{name}", one
 
 
+def _is(kind: type) -> Callable[[Json], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+def _number(value: Json) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _texts(value: Json) -> bool:
+    return isinstance(value, list) and len({one for one in value if isinstance(one, str)}) == len(value)
+
+
+def _type(value: Json) -> bool:
+    if isinstance(value, str):
+        return value in TYPES
+    return _texts(value) and bool(value) and TYPES.issuperset(value)  # type: ignore[arg-type]
+
+
 _SCHEMA: Final = frozenset(
     {
         *("additionalProperties", "additionalItems", "not", "contains", "propertyNames", "if", "then", "else"),
@@ -203,67 +124,55 @@ _SCHEMA_MAP: Final = frozenset(
 )
 
 
-def _number(value: Json) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _count(value: Json) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and value == int(value)
-
-
-def _boolean(value: Json) -> bool:
-    return isinstance(value, bool)
-
-
-def _text(value: Json) -> bool:
-    return isinstance(value, str)
-
-
-def _texts(value: Json) -> bool:
-    if not isinstance(value, list):
-        return False
-    words = {one for one in value if isinstance(one, str)}
-    return len(words) == len(value)
-
-
-def _list(value: Json) -> bool:
-    return isinstance(value, list)
-
-
-def _type(value: Json) -> bool:
-    if isinstance(value, str):
-        return value in TYPES
-    return _texts(value) and bool(value) and TYPES.issuperset(value)  # type: ignore[arg-type]
-
-
-def _positive(value: Json) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
-def _texts_of_names(value: Json) -> bool:
-    return isinstance(value, dict) and all(_texts(one) for one in value.values())
-
-
+_COUNTS: Final = tuple(
+    f"{bound}{what}" for bound in ("min", "max") for what in ("Length", "Items", "Properties", "Contains")
+)
 _FORMS: Final[dict[str, Callable[[Json], bool]]] = {
     "type": _type,
-    "enum": _list,
+    "enum": _is(list),
     "required": _texts,
-    "dependentRequired": _texts_of_names,
-    "multipleOf": _positive,
-    "uniqueItems": _boolean,
-    **dict.fromkeys(("$ref", "$id", "id", "$anchor", "$schema", "pattern", "format", "title", "description"), _text),
+    "dependentRequired": lambda value: isinstance(value, dict) and all(map(_texts, value.values())),
+    "multipleOf": lambda value: _number(value) and value > 0,
+    "uniqueItems": _is(bool),
+    **dict.fromkeys(("$ref", "$id", "id", "$anchor", "$schema", "pattern", "format", "title", "description"), _is(str)),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _number),
-    **dict.fromkeys(
-        (
-            "minLength",
-            "maxLength",
-            "minItems",
-            "maxItems",
-            "minProperties",
-            "maxProperties",
-            "minContains",
-            "maxContains",
-        ),
-        _count,
-    ),
+    **dict.fromkeys(_COUNTS, lambda value: _number(value) and value >= 0 and value == int(value)),
 }
+_SINCE: Final = {
+    **dict.fromkeys(("$id", "const", "contains", "propertyNames", "exclusiveMinimum", "exclusiveMaximum"), 6),
+    **dict.fromkeys(("if", "then", "else"), 7),
+    **dict.fromkeys(("$anchor", "minContains", "maxContains", "dependentRequired", "dependentSchemas"), 2019),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties", "$recursiveRef"), 2019),
+    **dict.fromkeys(("prefixItems", "$dynamicRef"), 2020),
+}
+"""The first draft that has a keyword, where that is not 4."""
+_UNTIL: Final = {"id": 4, "dependencies": 7, "additionalItems": 2019, "$recursiveRef": 2019}
+"""The last draft that has a keyword, where that is not 2020."""
+_KEYWORDS: Final = frozenset({*_FORMS, *_SINCE, *_SCHEMA, *_SCHEMA_LIST, *_SCHEMA_MAP})
+
+
+def _dialect(draft: int, uri: str, own_library: type[jsonschema_rs.Validator], own_draft: int) -> Dialect:
+    known = frozenset(word for word in _KEYWORDS if _SINCE.get(word, 4) <= draft <= _UNTIL.get(word, 2020))
+    if draft >= 7:
+        return Dialect(draft, uri, own_library, own_library, own_draft, known)
+    return Dialect(draft, uri, own_library, jsonschema_rs.Draft7Validator, jsonschema_rs.Draft7, known)
+
+
+DIALECTS: Final = (
+    _dialect(
+        2020,
+        "https://json-schema.org/draft/2020-12/schema",
+        jsonschema_rs.Draft202012Validator,
+        jsonschema_rs.Draft202012,
+    ),
+    _dialect(
+        2019,
+        "https://json-schema.org/draft/2019-09/schema",
+        jsonschema_rs.Draft201909Validator,
+        jsonschema_rs.Draft201909,
+    ),
+    _dialect(7, "http://json-schema.org/draft-07/schema", jsonschema_rs.Draft7Validator, jsonschema_rs.Draft7),
+    _dialect(6, "http://json-schema.org/draft-06/schema", jsonschema_rs.Draft6Validator, jsonschema_rs.Draft6),
+    _dialect(4, "http://json-schema.org/draft-04/schema", jsonschema_rs.Draft4Validator, jsonschema_rs.Draft4),
+)
+"""The default first."""

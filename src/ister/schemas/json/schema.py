@@ -14,7 +14,7 @@ from ister.schemas.json.validate import LARGE_PATTERNS_MAX, PayloadValidator, is
 from ister.schemas.kinds import SchemaType
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from typing import Self
 
     from ister.core.errors import InvalidRequestError
@@ -62,10 +62,10 @@ class JsonSchema:
         document = load_json(SchemaType.JSON_SCHEMA, definition)
         name = fingerprint_of(canonical(document).encode())
         dialect = _dialect_of(document)
-        reading = _Reading(dialect)
-        root = reading.read(document)
+        parser = _Parser(dialect)
         try:
-            return cls(root, dialect, name, reading.targets, reading.schemas)
+            root = parser.read(document)
+            return cls(root, dialect, name, parser.targets, list(parser.checked.values()))
         except FormError as error:
             raise _wrong(f"it {error}") from None
 
@@ -90,6 +90,16 @@ class JsonSchema:
             if keyword in _IN_PLACE and isinstance(part, bool | dict):
                 yield part
 
+    def all_in_place(self, schemas: Iterable[SubSchema]) -> Iterator[dict[str, Json]]:
+        """Yield these and the subschemas that apply to the same value as they do, each once."""
+        work, seen = list(schemas), set()
+        while work:
+            part = work.pop()
+            if isinstance(part, dict) and id(part) not in seen:
+                seen.add(id(part))
+                yield part
+                work += self.in_place(part)
+
 
 def _dialect_of(document: Json) -> Dialect:
     if not isinstance(document, dict) or "$schema" not in document:
@@ -101,28 +111,20 @@ def _dialect_of(document: Json) -> Dialect:
     raise _wrong(f"its $schema {uri!r} is none of {', '.join(one.uri for one in DIALECTS)}")
 
 
-class _Reading:
+class _Parser:
     """Checks every subschema once, and resolves every reference."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.targets: dict[int, SubSchema] = {}
         self._dialect = dialect
-        self._checked: dict[int, dict[str, Json]] = {}
+        self.checked: dict[int, dict[str, Json]] = {}
         self._patterns: dict[str, bool] = {}
-
-    @property
-    def schemas(self) -> list[dict[str, Json]]:
-        """Every subschema."""
-        return list(self._checked.values())
 
     def read(self, document: Json) -> SubSchema:
         root = self._check(document, "$")
         for place, reason in self._dialect.metaschema_errors(document):
             raise _wrong(f"{shown(place)}: {reason}")
-        try:
-            self._resolve(document)
-        except FormError as error:
-            raise _wrong(f"it {error}") from None
+        self._resolve(document)
         return root
 
     def _check(self, document: Json, path: str) -> SubSchema:
@@ -134,10 +136,10 @@ class _Reading:
                 continue
             if not isinstance(part, dict):
                 raise _wrong(f"{shown(place)} is no schema")
-            if id(part) in self._checked:
+            if id(part) in self.checked:
                 continue
-            self._checked[id(part)] = part
-            if len(self._checked) > SCHEMAS_MAX:
+            self.checked[id(part)] = part
+            if len(self.checked) > SCHEMAS_MAX:
                 raise _wrong(f"it is made of more than {SCHEMAS_MAX} schemas")
             try:
                 work += [(one, f"{place}.{name}") for name, one in self._check_one(part)]
@@ -168,16 +170,16 @@ class _Reading:
     def _resolve(self, document: Json) -> None:
         """Resolve every reference; targets that no keyword has led to are checked as well."""
         references = _References(document, self._dialect)
-        work = list(self._checked.values())
+        work = list(self.checked.values())
         while work:
             schema = work.pop()
             if isinstance(reference := schema.get("$ref"), str):
                 found, base = references.find(schema, reference)
-                known = len(self._checked)
+                known = len(self.checked)
                 self.targets[id(schema)] = self._check(found, reference)
                 references.add(found, base)
-                if len(self._checked) > known:
-                    work += list(self._checked.values())[known:]
+                if len(self.checked) > known:
+                    work += list(self.checked.values())[known:]
 
 
 class _References:
@@ -255,7 +257,7 @@ def _defrag(base: str, reference: str) -> tuple[str, str]:
 
 
 class _Cost(NamedTuple):
-    """How many subschemas apply to one value, and how deep they lie in one another."""
+    """How many subschemas apply to one value, and how deeply they are nested."""
 
     schemas: int
     depth: int

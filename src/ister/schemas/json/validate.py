@@ -42,7 +42,7 @@ _CHEAP_MAX: Final = 16
 _PATTERN_BYTES_MAX: Final = 1 << 20
 _SMALL_PATTERN_BYTES_MAX: Final = 1 << 14
 _REPEATED: Final = re.compile(r"[{,](?!1000[,}])\d{4,}[,}]")
-_TYPE_NAMES: Final = {
+TYPE_NAMES: Final = {
     type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"
 }  # fmt: skip
 
@@ -82,7 +82,7 @@ class PayloadValidator:
 
     def accepts(self, part: SubSchema, value: Json) -> bool:
         """Return True if a part of the schema accepts a value of a definition; TooLongError when it takes too long."""
-        validator = self._validators.get(id(part)) if id(part) in self._positions else None
+        validator = self._validators.get(id(part))
         if validator is None:
             validator = self._compile(part)
             if id(part) in self._positions:
@@ -222,7 +222,7 @@ class _NoFraction:
 
 
 def _modernise(part: dict[str, Json]) -> None:
-    """Express by keywords of draft 7 what draft 4 has otherwise; the library checks draft 4 as draft 7."""
+    """Translate keywords of draft 4 to draft 7, as which the library validates them."""
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if part.pop(exclusive, False) is True and bound in part:
             part[exclusive] = part.pop(bound)
@@ -286,7 +286,7 @@ def _explain(validator: jsonschema_rs.Validator, value: Json) -> str:
 def _text_of(error: jsonschema_rs.ValidationError) -> str:
     match error.kind:
         case jsonschema_rs.ValidationErrorKind.Type(types=types):
-            return f"it is of type {_TYPE_NAMES[type(error.instance)]}, not {' or '.join(types)}"
+            return f"it is of type {TYPE_NAMES[type(error.instance)]}, not {' or '.join(types)}"
         case jsonschema_rs.ValidationErrorKind.Required(property=name):
             return f"it has no {name!r}"
         case _:

@@ -24,7 +24,7 @@ ATOMS: Final = frozenset({"null", "boolean", "integer", "fraction", "string", "a
 
 
 class Limit(NamedTuple):
-    """A bound, and whether it is left out itself."""
+    """A bound, and whether it is exclusive."""
 
     number: Fraction
     open: bool
@@ -93,9 +93,8 @@ class Written:
         self.types: frozenset[str] = frozenset() if False in flat else ATOMS.intersection(*map(atoms, self.parts))
         self.required = frozenset().union(*(names_in(one.get("required")) for one in self.parts))
         self._sometimes = list(self._conditional())
-        self._always = {name for one in self.parts for name in (*object_of(one.get("properties")), *_asked(one))}
-        at_times = (name for one in self._sometimes for name in (*object_of(one.get("properties")), *_asked(one)))
-        self.names = {*self._always, *at_times}
+        self._always: frozenset[str] = frozenset().union(*map(_names_of, self.parts))
+        self.names = self._always.union(*map(_names_of, self._sometimes))
         """The properties that can be there by their names."""
         self.patterns = self._patterns()
         """What can be there under names that match a pattern."""
@@ -115,35 +114,24 @@ class Written:
 
     def values(self) -> list[Json] | None:
         """Return every value that can be written, None when they are not listed."""
-        listed: list[Json] | None = None
+        listed: list[Json] | None = [None, True, False] if self.types <= {"null", "boolean"} else None
         for part in self.parts:
             if "const" in part and "const" in self._side.dialect.known:
                 listed = [part["const"]]
             elif isinstance(enum := part.get("enum"), list):
                 listed = enum
-        if listed is None and self.types <= {"null", "boolean"}:
-            listed = [None, True, False]
         if listed is None:
             return None
         return [value for value in listed if all(self._side.validator.accepts(one, value) for one in self.schemas)]
 
-    def limit(self, low: str, high: str, *, lower: bool) -> Limit | None:
-        """Return the tightest limit of a pair of keywords such as minLength and maxLength."""
-        keyword, sign = (low, 1) if lower else (high, -1)
+    def limit(self, keyword: str) -> Limit | None:
+        """Return the tightest limit of a keyword such as minLength or maxLength."""
+        sign = 1 if keyword.startswith("min") else -1
         found = [limit for part in self.parts if (limit := limit_of(part, keyword)) is not None]
         return max(found, key=lambda one: (sign * one.number, one.open), default=None)
 
-    @property
-    def low(self) -> Limit | None:
-        """The least number."""
-        return self._number_limit(lower=True)
-
-    @property
-    def high(self) -> Limit | None:
-        """The greatest number."""
-        return self._number_limit(lower=False)
-
-    def _number_limit(self, *, lower: bool) -> Limit | None:
+    def number_limit(self, *, lower: bool) -> Limit | None:
+        """Return the least number, or the greatest."""
         found = [limit for part in self.parts for limit in number_limits(part, lower=lower)]
         sign = 1 if lower else -1
         tightest = max(found, key=lambda one: (sign * one.number, one.open), default=None)
@@ -181,13 +169,15 @@ class Written:
         """Return what must hold for a property, if it is there."""
         found: list[Json] = []
         for part in self.parts:
-            here = _here(part, name)
+            here = _schemas_for(part, name)
             if not here and "additionalProperties" in part:
                 here = [part["additionalProperties"]]
             found += here
         if name not in self._always and self.extra is None:
             # It is written only if one of these holds. If there are several, any of them may be the one.
-            at_times = [_here(part, name) for part in self._sometimes if _here(part, name) or name in _asked(part)]
+            at_times = [
+                here for part in self._sometimes if (here := _schemas_for(part, name)) or name in _names_of(part)
+            ]
             if len(at_times) == 1:
                 found += at_times[0]
         return schemas_in(found)
@@ -199,20 +189,13 @@ class Written:
         return any(matches(pattern, name) for pattern in self.patterns)
 
     def _conditional(self) -> Iterator[dict[str, Json]]:
-        """Yield the schemas that hold at times: what they name may be written, what they require may be absent."""
+        """Return the schemas that hold at times: what they name may be written, what they require may be absent."""
         work: list[SubSchema] = []
         for one in self.parts:
-            work += [part for word in ("if", "then", "else") for part in schemas_in([one.get(word)])]
-            work += [
-                part for word in ("dependentSchemas", "dependencies", "anyOf") for part in schemas_in(one.get(word))
-            ]
-        seen: set[int] = set()
-        while work:
-            part = work.pop()
-            if isinstance(part, dict) and id(part) not in seen:
-                seen.add(id(part))
-                yield part
-                work += self._side.in_place(part)
+            work += schemas_in([one.get(word) for word in ("if", "then", "else")])
+            for word in ("dependentSchemas", "dependencies", "anyOf"):
+                work += schemas_in(one.get(word))
+        return self._side.all_in_place(work)
 
     # --- arrays -------------------------------------------------------------------------------------------------------
 
@@ -226,17 +209,17 @@ class Written:
         return max((prefix_of(self._side, part) for part in self.parts), default=0)
 
 
-def _here(part: dict[str, Json], name: str) -> list[Json]:
+def _schemas_for(part: dict[str, Json], name: str) -> list[Json]:
     """Return what a schema asks of a property that it names, or that a pattern of its matches."""
     named = object_of(part.get("properties"))
     found = [named[name]] if name in named else []
     return found + [one for pattern, one in object_of(part.get("patternProperties")).items() if matches(pattern, name)]
 
 
-def _asked(part: dict[str, Json]) -> frozenset[str]:
-    """Return the properties that a schema asks for, always or beside others."""
+def _names_of(part: dict[str, Json]) -> frozenset[str]:
+    """Return the properties that a schema describes, or requires, always or beside others."""
     beside = (one for word in ("dependentRequired", "dependencies") for one in object_of(part.get(word)).values())
-    return names_in(part.get("required")).union(*map(names_in, beside))
+    return names_in(part.get("required")).union(object_of(part.get("properties")), *map(names_in, beside))
 
 
 def prefix_of(side: JsonSchema, part: dict[str, Json]) -> int:

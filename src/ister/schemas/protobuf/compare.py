@@ -2,7 +2,7 @@
 
 Messages meet by the numbers of their fields, starting from the first one of each file; what they are called matters only
 there, and where a name moves to another number. A change of type is taken when every value survives it: `int32` may be
-read as `int64`, but not the other way round, although both look alike on the wire and a decoder would cut without a word.
+read as `int64`, but not the other way round, although both are the same on the wire and a decoder would truncate silently.
 A field that the reader does not know is skipped, as Protobuf means it.
 """
 
@@ -54,11 +54,10 @@ def unreadable(reader: ProtobufSchema, writer: ProtobufSchema) -> list[str]:
             place = f"{path}.{field.name}"
             reasons += [f"{shown(place)}: {shown(reason)}" for reason in _fields(field, written, reader, writer)]
             if field.kind == written.kind and field.kind in {"message", "group"}:
-                assert field.target is not None, "a message has a type"
-                assert written.target is not None, "a message has a type"
-                if (field.target, written.target) not in seen:
-                    seen.add((field.target, written.target))
-                    work.append((reader.messages[field.target], writer.messages[written.target], place))
+                pair = field.type_name, written.type_name
+                if pair not in seen:
+                    seen.add(pair)
+                    work.append((reader.messages[pair[0]], writer.messages[pair[1]], place))
     return reasons[:REASONS_MAX]
 
 
@@ -106,9 +105,7 @@ def _fields(reader: Field, writer: Field, mine: ProtobufSchema, theirs: Protobuf
         yield f"the writer repeats field {writer.number}, and the reader keeps one"
     if reader.kind == writer.kind:
         if reader.kind == "enum":
-            assert reader.target is not None, "an enum has a type"
-            assert writer.target is not None, "an enum has a type"
-            yield from _enums(mine.enums[reader.target], theirs.enums[writer.target])
+            yield from _enums(mine.enums[reader.type_name], theirs.enums[writer.type_name])
     elif reader.kind not in _WIDER.get(writer.kind, ()):
         yield f"{writer.kind} cannot be read as {reader.kind} (field {writer.number})"
 

@@ -1,9 +1,9 @@
 """Parser of .proto files: proto2 and proto3 text to the descriptor that protoc would make of it.
 
-A parser of our own, because none that could be used is at hand when the broker runs: protoc is a compiler for development,
-and the parser that can be had for Python takes seconds for a large file, in a recursion that nobody bounds. Ours takes
-one look at each of a bounded number of tokens, and leaves it to protobuf's own library to resolve and judge what was
-read. The tests hold it against protoc. Options are read over, but for `allow_alias`; extensions and services as well.
+A parser of our own, because none that could be used is available when the broker runs: protoc is a compiler for
+development, and the parser for Python takes seconds for a large file, in an unbounded recursion. Ours reads each of a
+bounded number of tokens once, and protobuf's own library resolves and checks the result. The tests compare it with
+protoc. Options are skipped, but for `allow_alias`; extensions and services as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto, OneofDescriptorProto
+    from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto
 
 DEPTH_MAX: Final = 32
 NUMBER_MAX: Final = (1 << 29) - 1
@@ -44,7 +44,7 @@ SCALARS: Final = {
 
 
 class TextError(Exception):
-    """Text that is not a .proto file."""
+    """A syntax error in a .proto file."""
 
 
 class _Token(NamedTuple):
@@ -54,7 +54,7 @@ class _Token(NamedTuple):
 
 
 def parse_text(text: str, name: str) -> FileDescriptorProto:
-    """Read a .proto file, or raise TextError. What it imports is listed, not looked for."""
+    """Parse a .proto file, or raise TextError. Its imports are listed, not resolved."""
     return _Parser(list(_tokens(text)), name).parse()
 
 
@@ -111,7 +111,7 @@ class _Parser:
             case "option":
                 self._option()
             case "message":
-                self._message(self._file.message_type.add(), 1)
+                self._message(self._file.message_type.add(name=self._word()), 1)
             case "enum":
                 self._enum(self._file.enum_type.add())
             case "service" | "extend":
@@ -123,10 +123,6 @@ class _Parser:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _message(self, message: DescriptorProto, depth: int) -> None:
-        message.name = self._word()
-        self._message_body(message, depth)
-
-    def _message_body(self, message: DescriptorProto, depth: int) -> None:
         if depth > DEPTH_MAX:
             raise self._wrong(f"messages are nested deeper than {DEPTH_MAX} levels")
         self._expect("{")
@@ -139,39 +135,32 @@ class _Parser:
                 message.oneof_decl.add(name=f"_{field.name}")
 
     def _message_part(self, message: DescriptorProto, depth: int) -> None:
-        token = self._peek()
-        after = self._tokens[self._at + 1].text if self._at + 1 < len(self._tokens) else ""
+        token = self._next()
+        after = self._tokens[self._at].text if self._at < len(self._tokens) else ""
         match token.text:
             case ";":
-                self._next()
+                pass
             case "message" if _WORD.fullmatch(after):
-                self._next()
-                self._message(message.nested_type.add(), depth + 1)
+                self._message(message.nested_type.add(name=self._word()), depth + 1)
             case "enum" if _WORD.fullmatch(after):
-                self._next()
                 self._enum(message.enum_type.add())
             case "option":
-                self._next()
                 self._option()
             case "oneof" if _WORD.fullmatch(after):
-                self._next()
-                self._oneof(message, message.oneof_decl.add(), depth)
+                self._oneof(message, depth)
             case "reserved":
-                self._next()
                 self._reserved(lambda start, stop: message.reserved_range.add(start=start, end=stop + 1), message)
             case "extensions":
-                self._next()
                 self._ranges(lambda start, stop: message.extension_range.add(start=start, end=stop + 1), NUMBER_MAX)
                 self._options()
                 self._expect(";")
             case "extend":
-                self._next()
                 self._qualified()
                 self._skip_block()
             case "map" if after == "<":
-                self._next()
                 self._map(message)
             case _:
+                self._at -= 1
                 self._labelled(message, depth)
 
     def _labelled(self, message: DescriptorProto, depth: int) -> None:
@@ -186,9 +175,9 @@ class _Parser:
         if self._proto3 and label == FieldDescriptorProto.LABEL_OPTIONAL:
             field.proto3_optional = True
 
-    def _oneof(self, message: DescriptorProto, oneof: OneofDescriptorProto, depth: int) -> None:
-        oneof.name = self._word()
-        index = len(message.oneof_decl) - 1
+    def _oneof(self, message: DescriptorProto, depth: int) -> None:
+        index = len(message.oneof_decl)
+        message.oneof_decl.add(name=self._word())
         self._expect("{")
         while not self._take("}"):
             if self._take(";"):
@@ -203,23 +192,23 @@ class _Parser:
     ) -> FieldDescriptorProto:
         kind = self._qualified()
         field = message.field.add(label=label)
+        group = None
         if kind == "group" and self._peek(1).text == "=":
             if self._proto3:
                 raise self._wrong("proto3 has no groups")
             group = message.nested_type.add(name=self._word())
             field.name, field.type_name = group.name.lower(), group.name
             field.type = FieldDescriptorProto.TYPE_GROUP
-            self._expect("=")
-            field.number = self._field_number()
-            self._options()
-            self._message_body(group, depth + 1)
-            return field
-        self._set_type(field, kind)
-        field.name = self._word()
+        else:
+            self._set_type(field, kind)
+            field.name = self._word()
         self._expect("=")
-        field.number = self._field_number()
+        field.number = self._integer(1, NUMBER_MAX)
         self._options()
-        self._expect(";")
+        if group is None:
+            self._expect(";")
+        else:
+            self._message(group, depth + 1)
         return field
 
     def _map(self, message: DescriptorProto) -> None:
@@ -231,7 +220,7 @@ class _Parser:
         value = self._qualified()
         self._expect(">")
         name = self._word()
-        entry = message.nested_type.add(name=f"{_camel(name)}Entry")
+        entry = message.nested_type.add(name=map_entry_name(name))
         entry.options.map_entry = True
         for number, (part, kind) in enumerate((("key", key), ("value", value)), start=1):
             inner = entry.field.add(name=part, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
@@ -239,7 +228,7 @@ class _Parser:
         self._expect("=")
         message.field.add(
             name=name,
-            number=self._field_number(),
+            number=self._integer(1, NUMBER_MAX),
             label=FieldDescriptorProto.LABEL_REPEATED,
             type=FieldDescriptorProto.TYPE_MESSAGE,
             type_name=entry.name,
@@ -295,34 +284,26 @@ class _Parser:
                 return
 
     def _option(self) -> str:
-        """Read over an option; returns its name when it is one that says `true`."""
-        name = self._option_name()
-        self._expect("=")
-        value = self._constant()
+        """Skip an option; returns its name if its value is `true`."""
+        name = self._assignment()
         self._expect(";")
-        return name if value == "true" else ""
+        return name
 
     def _options(self) -> None:
         if not self._take("["):
             return
-        while True:
-            self._option_name()
-            self._expect("=")
-            self._constant()
-            if self._take("]"):
-                return
+        self._assignment()
+        while not self._take("]"):
             self._expect(",")
+            self._assignment()
 
-    def _option_name(self) -> str:
+    def _assignment(self) -> str:
         name = ""
-        while self._peek().text != "=":
+        while not self._take("="):
             token = self._next()
             if token.kind != "name" and token.text not in {"(", ")", "."}:
                 raise self._wrong(f"{token.text!r} cannot be in the name of an option")
             name += token.text
-        return name
-
-    def _constant(self) -> str:
         if self._peek().text == "{":
             self._skip_block()
             return ""
@@ -332,7 +313,7 @@ class _Parser:
             raise self._wrong(f"{token.text!r} is no value")
         while token.kind == "text" and self._at < len(self._tokens) and self._peek().kind == "text":
             self._next()
-        return token.text
+        return name if token.text == "true" else ""
 
     def _skip_block(self) -> None:
         self._expect("{")
@@ -367,10 +348,10 @@ class _Parser:
             raise self._wrong(f"{mark!r} is missing before {self._peek().text[:40]!r}", behind=False)
 
     def _word(self) -> str:
-        token = self._next()
-        if _WORD.fullmatch(token.text) is None:
-            raise self._wrong(f"{token.text[:40]!r} is no name")
-        return token.text
+        name = self._qualified()
+        if _WORD.fullmatch(name) is None:
+            raise self._wrong(f"{name[:40]!r} is no name")
+        return name
 
     def _qualified(self) -> str:
         token = self._next()
@@ -383,9 +364,6 @@ class _Parser:
         if token.kind != "text":
             raise self._wrong(f"{token.text[:40]!r} should be a text in quotes")
         return token.text[1:-1]
-
-    def _field_number(self) -> int:
-        return self._integer(1, NUMBER_MAX)
 
     def _integer(self, least: int, most: int) -> int:
         negative = self._take("-")
@@ -405,6 +383,6 @@ class _Parser:
         return TextError(f"line {token.line}: {reason}")
 
 
-def _camel(name: str) -> str:
-    """Return a map's name as its entries are called: `by_key` becomes `ByKey`."""
-    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+def map_entry_name(field: str) -> str:
+    """Return the name of the message of a map's entries: `ByKeyEntry` for the field `by_key`."""
+    return f"{''.join(part[:1].upper() + part[1:] for part in field.split('_'))}Entry"

@@ -1,8 +1,8 @@
 """Protobuf schemas: .proto text, or descriptors made by protoc, checked by protobuf's own library.
 
 A payload is one message of the **first top-level message** of the file; of a FileDescriptorSet, of its last file, which is
-the one that protoc was asked for. Well-known imports (google/protobuf/…) are at hand. Others are not looked for: what is
-taken from them cannot be resolved, so send a FileDescriptorSet made with --include_imports.
+the one that protoc was called with. Well-known imports (google/protobuf/…) are built in. Others are not resolved, and
+neither are their types, so send a FileDescriptorSet made with --include_imports.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from google.protobuf.message import DecodeError
 
 from ister.schemas.document import check_size, fingerprint_of, refused
 from ister.schemas.kinds import SchemaType
+from ister.schemas.protobuf.columns import checker
 from ister.schemas.protobuf.parse import TextError, parse_text
 from ister.schemas.protobuf.types import Enum, Field, Message, Reserved
-from ister.schemas.protobuf.wire import check_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Self
 
     from google.protobuf.descriptor import Descriptor, EnumDescriptor
@@ -64,6 +64,8 @@ class ProtobufSchema:
     messages: dict[str, Message]
     enums: dict[str, Enum]
     fingerprint: str
+    check: Callable[[bytes], None]
+    """Raises InvalidMessageError unless a payload is one message of this schema."""
     type: SchemaType = SchemaType.PROTOBUF
 
     @classmethod
@@ -78,11 +80,8 @@ class ProtobufSchema:
         root = f"{last.package}.{last.message_type[0].name}".lstrip(".")
         graph = _Graph()
         graph.collect(pool.FindMessageTypeByName(root))
-        return cls(root, graph.messages, graph.enums, fingerprint_of(definition))
-
-    def check(self, payload: bytes) -> None:
-        """Raise InvalidMessageError unless a payload is one message of this schema."""
-        check_payload(self.root, self.messages, payload)
+        check = checker(root, graph.messages, graph.enums).check
+        return cls(root, graph.messages, graph.enums, fingerprint_of(definition), check)
 
 
 def _from_text(definition: bytes) -> FileDescriptorProto:

@@ -1,4 +1,4 @@
-"""What a Protobuf message is, as far as its bytes and its evolution go."""
+"""Protobuf messages, fields and enums, as far as the wire format and compatibility need them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ class Field:
     """The full name of its message or enum."""
     oneof: str | None = None
     implicit: bool = False
-    """A field that is not there stands for 0, false or nothing (proto3, without `optional`)."""
+    """An absent field stands for 0, false or nothing (proto3, without `optional`)."""
+
+    @property
+    def type_name(self) -> str:
+        """The full name of the message or enum that the field must have."""
+        assert self.target is not None, "a message or an enum has a type"
+        return self.target
 
 
 @dataclass(frozen=True, slots=True)

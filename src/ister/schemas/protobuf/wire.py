@@ -1,32 +1,31 @@
-"""Protobuf's wire format: reads numbers, texts, messages, maps and groups, and checks payloads without building values.
+"""Protobuf's wire format: one walk through a payload, which builds values or only checks them.
 
 The library is not used for this, on purpose: it gives each embedded message all of its memory, so two bytes of one with
 thousands of fields cost up to 64 kilobytes. It also takes a known field of another wire type for an unknown one, so
 nearly any bytes would do. Here such a field is refused; fields of unknown numbers are fine, a newer writer may have them.
 
-A message that is there twice is one message, in two pieces (so Protobuf has it), and is read when all pieces are known.
-Only a group that is there twice is refused.
+A message that is there twice is one message, in two pieces (so Protobuf has it), and is built when all pieces are known.
+Only a group that is there twice is refused. A check reads every piece on its own.
 """
 
 from __future__ import annotations
 
-import struct
+import sys
+from collections import deque
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ister.core.errors import InvalidMessageError
 from ister.schemas.columns.cells import UndecodableError
-from ister.schemas.document import shown
+from ister.schemas.walk import MALFORMED, field_budget, fixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ister.schemas.columns.cells import FieldBudget, Value
-    from ister.schemas.protobuf.types import Field, Message
+    from ister.schemas.columns.cells import Value
+    from ister.schemas.protobuf.types import Message
+    from ister.schemas.walk import Read
 
 Row: TypeAlias = "dict[str, Value]"
-Scalar: TypeAlias = "Callable[[bytes, int], tuple[Value, int]]"
-"""Reads a value, and returns where it ends."""
-Read: TypeAlias = "Callable[[bytes, int, int, int], tuple[Value, int]]"
+ReadMessage: TypeAlias = "Callable[[bytes, int, int, int], tuple[Value, int]]"
 """Reads a message in [at, stop), or up to the end of the group of a number; returns where it ends."""
 FieldReader: TypeAlias = "Callable[[Row, bytes, int, int], int]"
 """Reads a field into a row, and returns where it ends."""
@@ -40,270 +39,256 @@ WIRE: Final = {
     "group": GROUP,
 }
 DEPTH_MAX: Final = 100
-_PACKABLE: Final = frozenset({VARINT, FIXED64, FIXED32})
 _VARINT_BYTES_MAX: Final = 10
 _SHORT_BYTES_MAX: Final = 5
 _NUMBER_MAX: Final = (1 << 29) - 1
+_ENDLESS: Final = "has a number that does not end"
+_DROPPED: Final[deque[Value]] = deque(maxlen=0)
 
 
-def check_payload(root: str, messages: Mapping[str, Message], payload: bytes) -> None:
-    """Raise InvalidMessageError unless the payload is one message of this name."""
-    walk = _Walk(messages, payload)
-    try:
-        walk.message(messages[root], 0, len(payload))
-    except (IndexError, UndecodableError):
-        raise walk.wrong("has a number that does not end") from None
-    except UnicodeDecodeError:
-        raise walk.wrong("is a string that is not UTF-8") from None
+class Walker:
+    """Compiles fields and messages to functions that read them; these build values, or only check them.
 
+    A check is stricter about tags and sizes: they have 32 bits at most, however they are written. Limits are counted in
+    the walker, so it serves one thread at a time.
+    """
 
-class _Walk:
-    """One walk through a payload; every byte is looked at once."""
+    def __init__(self, *, build: bool) -> None:
+        self._build = build
+        self._fields = field_budget()
+        self._depth = 0
+        self._depth_max = sys.maxsize if build else DEPTH_MAX
+        self._short = varint if build else _short
+        self._sized = _sized_by(self._short)
+        self._list = _list if build else _drop
+        self._late: dict[str, ReadMessage] = {}
 
-    def __init__(self, messages: Mapping[str, Message], payload: bytes) -> None:
-        self._messages = messages
-        self._data = payload
-        self._path: list[str] = ["$"]
+    def walk(self, read: ReadMessage) -> Callable[[bytes], Value]:
+        """Return what reads a payload of one message; it raises what MALFORMED lists."""
 
-    def message(self, message: Message | None, at: int, stop: int, group: int = 0) -> int:
-        """Go through a message in [at, stop), or up to the end of its group; None is one of which nothing is known."""
-        if len(self._path) > DEPTH_MAX:
-            raise self.wrong(f"is nested deeper than {DEPTH_MAX} levels")
-        seen = set()
-        while at < stop:
-            tag, at = self._short(at, stop)
+        def walk(payload: bytes) -> Value:
+            self._depth = 0
+            self._fields.begin(payload)
+            return read(payload, 0, len(payload), 0)[0]
+
+        return walk
+
+    def late(self, name: str, compile_message: Callable[[], ReadMessage]) -> ReadMessage:
+        """Return the reader of a message that is compiled when first read, for messages lead in circles."""
+        if name in self._late:
+            return self._late[name]
+        compiled: list[ReadMessage] = []
+
+        def read(data: bytes, at: int, stop: int, group: int) -> tuple[Value, int]:
+            if not compiled:
+                compiled.append(compile_message())
+            return compiled[0](data, at, stop, group)
+
+        def read_level(data: bytes, at: int, stop: int, group: int) -> tuple[Value, int]:
+            self._depth += 1
+            if self._depth > DEPTH_MAX:
+                raise _too_deep()
+            found = read(data, at, stop, group)
+            self._depth -= 1
+            return found
+
+        self._late[name] = read if self._build else read_level
+        return self._late[name]
+
+    def message(
+        self,
+        message: Message,
+        fields: Mapping[int, FieldReader],
+        *,
+        late: Sequence[tuple[str, ReadMessage]] = (),
+        absent: Sequence[tuple[str, Callable[[], Value]]] = (),
+        required: Sequence[str] = (),
+        finish: Callable[[Row], Value] | None = None,
+    ) -> ReadMessage:
+        """Return the reader of a message: fields by tag, messages in it by name, what stands for absent fields."""
+        short, take, count, field_for = self._short, self._fields.take, len(absent), fields.get
+
+        def read(data: bytes, at: int, stop: int, group: int) -> tuple[Value, int]:
+            take(count)
+            row: Row = {}
+            while at < stop:
+                tag, at = short(data, at)
+                field = field_for(tag)
+                try:
+                    if field is not None:
+                        at = field(row, data, at, stop)
+                    elif tag & 7 == GROUP_END and tag >> 3 == group != 0:
+                        group = 0
+                        break
+                    else:
+                        at = self._skip(tag, message, data, at, stop)
+                except MALFORMED as error:
+                    known = message.fields.get(tag >> 3)
+                    error.add_note(f".{tag >> 3 if known is None else known.name}")
+                    raise
+            if at > stop or group:
+                raise UndecodableError("has a part that does not end where it should")
+            for name, inner in late:
+                if name in row:
+                    row[name] = _joined(inner, data, row[name])
+            for name, make in absent:
+                if name not in row:
+                    row[name] = make()
+            for name in required:
+                if name not in row:
+                    raise UndecodableError(f"has no {name}, which is required")
+            return row if finish is None else finish(row), at
+
+        return read
+
+    def _skip(self, tag: int, message: Message, data: bytes, at: int, stop: int) -> int:
+        """Skip an unknown field, and all that is in it if it is a group."""
+        if (known := message.fields.get(tag >> 3)) is not None and tag & 7 != GROUP_END:
+            raise UndecodableError(
+                f"has wire type {tag & 7} in field {tag >> 3}; the type {known.kind} has {WIRE[known.kind]}"
+            )
+        open_groups: list[int] = []
+        while True:
             number, wire = tag >> 3, tag & 7
-            if wire == GROUP_END:
-                if not group or number != group:
-                    raise self.wrong("ends a group that did not begin")
-                group = 0
-                break
-            if not 1 <= number <= _NUMBER_MAX:
-                raise self.wrong(f"has a field of number {number}")
-            field = None if message is None else message.fields.get(number)
-            if field is None:
-                at = self._unknown(number, wire, at, stop)
-            else:
-                seen.add(number)
-                self._path.append(f".{field.name}")
-                at = self._known(field, wire, at, stop)
-                self._path.pop()
-        if group:
-            raise self.wrong("has a group that does not end")
-        if message is not None:
-            for field in message.fields.values():
-                if field.required and field.number not in seen:
-                    raise self.wrong(f"has no {field.name}, which is required")
-        return at
+            match wire:
+                case 4 if open_groups and open_groups.pop() == number:
+                    pass
+                case 4:
+                    raise UndecodableError(f"has wire type 4 in field {number}, which ends a group that did not begin")
+                case _ if not number or (number > _NUMBER_MAX and not self._build):
+                    raise UndecodableError(f"has a field of number {number}")
+                case 0:
+                    at = varint(data, at)[1]
+                case 1:
+                    at += 8
+                case 2:
+                    at = self._sized(data, at, stop)[1]
+                case 3:
+                    open_groups.append(number)
+                    if self._depth + len(open_groups) > self._depth_max:
+                        raise _too_deep()
+                case 5:
+                    at += 4
+                case _:
+                    raise UndecodableError(f"has wire type {wire} in field {number}, which does not exist")
+            if at > stop or (open_groups and at == stop):
+                raise UndecodableError(f"ends too early, in a {'group' if open_groups else 'field'} that does not end")
+            if not open_groups:
+                return at
+            tag, at = self._short(data, at)
 
-    def _known(self, field: Field, wire: int, at: int, stop: int) -> int:
-        wanted = WIRE[field.kind]
-        if wire != wanted:
-            if wire == BYTES and field.repeated and wanted in _PACKABLE:
-                return self._packed(wanted, at, stop)
-            raise self.wrong(f"has wire type {wire}; a field of type {field.kind} has {wanted}")
-        if wire == GROUP:
-            return self.message(self._target(field), at, stop, field.number)
-        end = self._skip(wire, at, stop)
-        if field.kind == "message":
-            self.message(self._target(field), self._short(at, stop)[1], end)
-        elif field.kind == "string":
-            start = self._short(at, stop)[1]
-            self._data[start:end].decode()
-        return end
+    # --- fields -------------------------------------------------------------------------------------------------------
 
-    def _target(self, field: Field) -> Message:
-        assert field.target is not None, "a message has a type"
-        return self._messages[field.target]
+    def one(self, name: str, rivals: Sequence[str], scalar: Read) -> FieldReader:
+        """Return the reader of a single value; what else its oneof holds is dropped."""
 
-    def _unknown(self, number: int, wire: int, at: int, stop: int) -> int:
-        if wire != GROUP:
-            return self._skip(wire, at, stop)
-        self._path.append(f".{number}")
-        at = self.message(None, at, stop, number)
-        self._path.pop()
-        return at
+        def read(row: Row, data: bytes, at: int, stop: int) -> int:  # noqa: ARG001  # called as every field
+            for rival in rivals:
+                row.pop(rival, None)
+            row[name], at = scalar(data, at)
+            return at
 
-    def _packed(self, wire: int, at: int, stop: int) -> int:
-        end = self._skip(BYTES, at, stop)
-        at = self._short(at, stop)[1]
-        while at < end:
-            at = self._skip(wire, at, end)
-        return end
+        return read
 
-    def _skip(self, wire: int, at: int, stop: int) -> int:
-        """Return where a value of a wire type ends."""
-        if wire == VARINT:
-            return self._varint(at, stop)[1]
-        if wire == BYTES:
-            size, at = self._short(at, stop)
-        elif wire in {FIXED64, FIXED32}:
-            size = 8 if wire == FIXED64 else 4
-        else:
-            raise self.wrong(f"has a field of wire type {wire}, which does not exist")
-        if size > stop - at:
-            raise self.wrong(f"has {stop - at} bytes left, and needs {size}")
-        return at + size
+    def many(self, name: str, scalar: Read) -> FieldReader:
+        """Return the reader of one of many values."""
+        listed = self._list
 
-    def _short(self, at: int, stop: int) -> tuple[int, int]:
-        """Read a tag or a size, which have 32 bits at most, however they are written."""
-        return self._varint(at, min(stop, at + _SHORT_BYTES_MAX))
-
-    def _varint(self, at: int, stop: int) -> tuple[int, int]:
-        number, end = varint(self._data, at)
-        if end > stop:
-            raise self.wrong("has a number that does not end")
-        return number, end
-
-    def wrong(self, reason: str) -> InvalidMessageError:
-        """Return the error for the field that was reached."""
-        return InvalidMessageError("payload", f"is not of its Protobuf schema: {shown(''.join(self._path))} {reason}")
-
-
-def read_message(
-    places: Mapping[int, FieldReader],
-    numbers: frozenset[int],
-    late: Sequence[tuple[str, Read]],
-    absent: Sequence[tuple[str, Callable[[], Value]]],
-    finish: Callable[[Row], Value],
-    fields: FieldBudget,
-) -> Read:
-    """Return the reader of a message: fields by tag, messages in it by name, what stands for absent fields."""
-
-    def read(data: bytes, at: int, stop: int, group: int) -> tuple[Value, int]:
-        fields.take(len(absent))
-        row: Row = {}
-        while at < stop:
-            tag, at = varint(data, at)
-            place = places.get(tag)
-            if place is not None:
-                at = place(row, data, at, stop)
-            elif tag & 7 == GROUP_END and tag >> 3 == group != 0:
-                group = 0
-                break
-            else:
-                at = _skip(tag, numbers, data, at, stop)
-        if at > stop or group:
-            raise UndecodableError("has a part that does not end where it should")
-        for name, inner in late:
-            if name in row:
-                row[name] = _joined(inner, data, row[name])
-        for name, make in absent:
-            if name not in row:
-                row[name] = make()
-        return finish(row), at
-
-    return read
-
-
-def into_scalar(name: str, rivals: Sequence[str], scalar: Scalar) -> FieldReader:
-    """Return the reader of a single value; what else its oneof holds goes."""
-
-    def place(row: Row, data: bytes, at: int, stop: int) -> int:  # noqa: ARG001  # called as every place
-        for rival in rivals:
-            row.pop(rival, None)
-        row[name], at = scalar(data, at)
-        return at
-
-    return place
-
-
-def into_list(name: str, scalar: Scalar) -> FieldReader:
-    """Return the reader of one of many values."""
-
-    def place(row: Row, data: bytes, at: int, stop: int) -> int:  # noqa: ARG001  # called as every place
-        value, at = scalar(data, at)
-        _list(row, name).append(value)
-        return at
-
-    return place
-
-
-def into_packed(name: str, scalar: Scalar) -> FieldReader:
-    """Return the reader of many values in one piece."""
-
-    def place(row: Row, data: bytes, at: int, stop: int) -> int:
-        at, end = _sized(data, at, stop)
-        found = _list(row, name)
-        while at < end:
+        def read(row: Row, data: bytes, at: int, stop: int) -> int:  # noqa: ARG001  # called as every field
             value, at = scalar(data, at)
-            found.append(value)
-        if at > end:
-            raise UndecodableError("has a list that does not end where it should")
-        return end
+            listed(row, name).append(value)
+            return at
 
-    return place
+        return read
 
+    def packed(self, name: str, scalar: Read) -> FieldReader:
+        """Return the reader of many values in one piece."""
+        listed, sized = self._list, self._sized
 
-def into_messages(name: str, read: Read) -> FieldReader:
-    """Return the reader of one of many messages."""
+        def read(row: Row, data: bytes, at: int, stop: int) -> int:
+            at, end = sized(data, at, stop)
+            found = listed(row, name)
+            while at < end:
+                value, at = scalar(data, at)
+                found.append(value)
+            if at > end:
+                raise UndecodableError("has a list that does not end where it should")
+            return end
 
-    def place(row: Row, data: bytes, at: int, stop: int) -> int:
-        at, end = _sized(data, at, stop)
-        _list(row, name).append(read(data, at, end, 0)[0])
-        return end
+        return read
 
-    return place
+    def messages(self, name: str, inner: ReadMessage) -> FieldReader:
+        """Return the reader of one of many messages."""
+        listed, sized = self._list, self._sized
 
+        def read(row: Row, data: bytes, at: int, stop: int) -> int:
+            at, end = sized(data, at, stop)
+            listed(row, name).append(inner(data, at, end, 0)[0])
+            return end
 
-def into_pieces(name: str, rivals: Sequence[str]) -> FieldReader:
-    """Return the reader that notes where a piece of a single message is."""
+        return read
 
-    def place(row: Row, data: bytes, at: int, stop: int) -> int:
-        for rival in rivals:
-            row.pop(rival, None)
-        at, end = _sized(data, at, stop)
-        _list(row, name).extend((at, end))
-        return end
+    def pieces(self, name: str, rivals: Sequence[str]) -> FieldReader:
+        """Return the reader that notes where a piece of a single message is."""
+        sized = self._sized
 
-    return place
+        def read(row: Row, data: bytes, at: int, stop: int) -> int:
+            for rival in rivals:
+                row.pop(rival, None)
+            at, end = sized(data, at, stop)
+            _list(row, name).extend((at, end))
+            return end
 
+        return read
 
-def into_map(name: str, read: Read) -> FieldReader:
-    """Return the reader of an entry of a map; of two with one key the later one counts."""
+    def entries(self, name: str, inner: ReadMessage) -> FieldReader:
+        """Return the reader of an entry of a map; of two with one key the later one counts."""
+        sized = self._sized
 
-    def place(row: Row, data: bytes, at: int, stop: int) -> int:
-        at, end = _sized(data, at, stop)
-        entry = read(data, at, end, 0)[0]
-        found = row.setdefault(name, {})
-        assert isinstance(entry, dict), "an entry is a message"
-        assert isinstance(found, dict), "a map is a dict"
-        found[_key(entry["key"])] = entry["value"]
-        return end
+        def read(row: Row, data: bytes, at: int, stop: int) -> int:
+            at, end = sized(data, at, stop)
+            entry = inner(data, at, end, 0)[0]
+            found = row.setdefault(name, {})
+            assert isinstance(entry, dict), "an entry is a message"
+            assert isinstance(found, dict), "a map is a dict"
+            key = entry["key"]
+            found[key if isinstance(key, str) else str(key).lower()] = entry["value"]
+            return end
 
-    return place
+        return read
 
+    def group(self, name: str, number: int, rivals: Sequence[str], inner: ReadMessage) -> FieldReader:
+        """Return the reader of a single group."""
 
-def into_group(name: str, number: int, rivals: Sequence[str], read: Read) -> FieldReader:
-    """Return the reader of a single group."""
+        def read(row: Row, data: bytes, at: int, stop: int) -> int:
+            for rival in rivals:
+                row.pop(rival, None)
+            if name in row:
+                raise UndecodableError("has a group twice")
+            row[name], at = inner(data, at, stop, number)
+            return at
 
-    def place(row: Row, data: bytes, at: int, stop: int) -> int:
-        for rival in rivals:
-            row.pop(rival, None)
-        if name in row:
-            raise UndecodableError("has a group twice")
-        row[name], at = read(data, at, stop, number)
-        return at
+        return read
 
-    return place
+    def scalar(self, kind: str, names: Mapping[int, str]) -> Read:
+        """Return the reader of values of a kind; an enum's are read by their names. For a check a number is a number."""
+        sized = self._sized
 
+        def read_bytes(data: bytes, at: int) -> tuple[Value, int]:
+            at, end = sized(data, at, len(data))
+            return data[at:end], end
 
-def into_groups(name: str, number: int, read: Read) -> FieldReader:
-    """Return the reader of one of many groups."""
+        def read_string(data: bytes, at: int) -> tuple[Value, int]:
+            at, end = sized(data, at, len(data))
+            return data[at:end].decode(), end
 
-    def place(row: Row, data: bytes, at: int, stop: int) -> int:
-        value, at = read(data, at, stop, number)
-        _list(row, name).append(value)
-        return at
+        def read_enum(data: bytes, at: int) -> tuple[Value, int]:
+            number, at = _int32(data, at)
+            return names.get(number) or str(number), at
 
-    return place
-
-
-def scalar_of(kind: str, names: Mapping[int, str]) -> Scalar:
-    """Return the reader of values of a kind; an enum's are read by their names."""
-    if kind == "enum":
-        return lambda data, at: _named(names, data, at)
-    return _SCALARS[kind]
+        if not self._build and WIRE[kind] == VARINT:
+            return varint
+        return {"bytes": read_bytes, "string": read_string, "enum": read_enum}.get(kind) or _NUMBERS[kind]
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
@@ -317,51 +302,31 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return number & 0xFFFF_FFFF_FFFF_FFFF, at + index + 1
-    raise UndecodableError("has a number that does not end")
+    raise UndecodableError(_ENDLESS)
 
 
-def _skip(tag: int, numbers: frozenset[int], data: bytes, at: int, stop: int) -> int:
-    """Go over a field that is not known, and over all that is in it if it is a group."""
-    if tag >> 3 in numbers:
-        raise UndecodableError(f"has field {tag >> 3} with wire type {tag & 7}")
-    open_groups: list[int] = []
-    while True:
-        number, wire = tag >> 3, tag & 7
-        if not number:
-            raise UndecodableError("has a field of number 0")
-        match wire:
-            case 0:
-                at = varint(data, at)[1]
-            case 1:
-                at += 8
-            case 2:
-                at = _sized(data, at, stop)[1]
-            case 3:
-                open_groups.append(number)
-            case 5:
-                at += 4
-            case 4 if open_groups and open_groups.pop() == number:
-                pass
-            case _:
-                raise UndecodableError(f"has field {number} with wire type {wire}")
-        if at > stop:
-            raise UndecodableError("ends too early")
-        if not open_groups:
-            return at
-        tag, at = varint(data, at)
+def _short(data: bytes, at: int) -> tuple[int, int]:
+    """Read a tag or a size as a check does: of 32 bits, in five bytes at most."""
+    number, end = varint(data, at)
+    if end - at > _SHORT_BYTES_MAX:
+        raise UndecodableError(_ENDLESS)
+    return number, end
 
 
-def _sized(data: bytes, at: int, stop: int) -> tuple[int, int]:
-    size, at = varint(data, at)
-    if size > stop - at:
-        raise UndecodableError(f"has {stop - at} bytes left, and needs {size}")
-    return at, at + size
+def _sized_by(short: Callable[[bytes, int], tuple[int, int]]) -> Callable[[bytes, int, int], tuple[int, int]]:
+    def sized(data: bytes, at: int, stop: int) -> tuple[int, int]:
+        size, at = short(data, at)
+        if size > stop - at:
+            raise UndecodableError(f"has {stop - at} bytes left, and needs {size}")
+        return at, at + size
+
+    return sized
 
 
-def _joined(read: Read, data: bytes, pieces: Value) -> Value:
+def _joined(read: ReadMessage, data: bytes, pieces: Value) -> Value:
     """Read a message of which the pieces are known."""
     assert isinstance(pieces, list), "a list of starts and stops"
-    spans: list[int] = pieces  # type: ignore[assignment]  # what into_pieces has noted
+    spans: list[int] = pieces  # type: ignore[assignment]  # what `pieces` has noted
     if len(spans) == 2:
         return read(data, spans[0], spans[1], 0)[0]
     whole = b"".join(data[start:stop] for start, stop in zip(spans[::2], spans[1::2], strict=True))
@@ -376,13 +341,14 @@ def _list(row: Row, name: str) -> list[Value]:
     return found
 
 
-def _key(value: Value) -> str:
-    return value if isinstance(value, str) else str(value).lower()
+def _drop(row: Row, name: str) -> deque[Value]:
+    """Record that a field is present; what is appended to the result is dropped."""
+    row[name] = None
+    return _DROPPED
 
 
-def _named(names: Mapping[int, str], data: bytes, at: int) -> tuple[Value, int]:
-    number, at = _int32(data, at)
-    return names.get(number) or str(number), at
+def _too_deep() -> UndecodableError:
+    return UndecodableError(f"is nested deeper than {DEPTH_MAX} levels")
 
 
 def _int64(data: bytes, at: int) -> tuple[int, int]:
@@ -419,22 +385,7 @@ def _bool(data: bytes, at: int) -> tuple[bool, int]:
     return number != 0, at
 
 
-def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    at, end = _sized(data, at, len(data))
-    return data[at:end], end
-
-
-def _string(data: bytes, at: int) -> tuple[str, int]:
-    at, end = _sized(data, at, len(data))
-    return data[at:end].decode(), end
-
-
-def _fixed(form: str) -> Scalar:
-    unpack, size = struct.Struct(form).unpack_from, struct.calcsize(form)
-    return lambda data, at: (unpack(data, at)[0], at + size)
-
-
-_SCALARS: Final[dict[str, Scalar]] = {
+_NUMBERS: Final[dict[str, Read]] = {
     "int32": _int32,
     "int64": _int64,
     "uint32": _uint32,
@@ -442,12 +393,10 @@ _SCALARS: Final[dict[str, Scalar]] = {
     "sint32": _sint32,
     "sint64": _sint64,
     "bool": _bool,
-    "fixed32": _fixed("<I"),
-    "fixed64": _fixed("<Q"),
-    "sfixed32": _fixed("<i"),
-    "sfixed64": _fixed("<q"),
-    "float": _fixed("<f"),
-    "double": _fixed("<d"),
-    "string": _string,
-    "bytes": _bytes,
+    "fixed32": fixed("<I"),
+    "fixed64": fixed("<Q"),
+    "sfixed32": fixed("<i"),
+    "sfixed64": fixed("<q"),
+    "float": fixed("<f"),
+    "double": fixed("<d"),
 }
