@@ -9,8 +9,9 @@ import structlog
 
 from ister.aio.periodic import Periodic
 from ister.cloud.proof import sweep_orphans
+from ister.core import defaults
 from ister.core.errors import InvalidConfigError
-from ister.core.tiers.retention import RETENTION_MB, RETENTION_MINUTES, overdue_below, proven_below
+from ister.core.tiers.retention import overdue_below, proven_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +32,9 @@ MIB = 1024 * 1024
 class Retention:
     """What the log retains although objects have it, with the specified defaults."""
 
-    time_minutes: int | None = RETENTION_MINUTES
-    size_mb: int | None = RETENTION_MB
-    check_interval_minutes: float = 5
+    time_minutes: int | None = defaults.RETENTION_MINUTES
+    size_mb: int | None = defaults.RETENTION_MB
+    check_interval_minutes: float = defaults.RETENTION_CHECK_MINUTES
 
     def __post_init__(self) -> None:
         for setting in ("time_minutes", "size_mb"):

@@ -18,6 +18,7 @@ import structlog
 from ister.aio.background import in_background
 from ister.aio.watermark import Watermark
 from ister.cloud.adopt import adopt, same_messages
+from ister.core import defaults
 from ister.core.errors import (
     Behind,
     BusyError,
@@ -70,7 +71,7 @@ class UploadOptions:
     """Interval and size of objects, with the specified defaults."""
 
     enabled: bool = True
-    interval_s: float = 300.0
+    interval_s: float = defaults.UPLOAD_INTERVAL_S
     max_object_mb: int | None = None
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ import structlog
 from ister.cloud import CloudReader, Deleter, ObjectCatalog, Retention, Uploader, UploadOptions
 from ister.cloud.checkpoint import UploadCheckpoint
 from ister.cloud.deleter import GrowthWatch
+from ister.core import defaults
 from ister.core.errors import (
     BusyError,
     InvalidConfigError,
@@ -37,7 +38,7 @@ from ister.storage.object_retention import ObjectKeeper
 from ister.storage.resume import ASK_TIMEOUT_S, Opening, RemoteWait, Waits
 from ister.storage.retention import LogRetention
 from ister.storage.table_tier import TableTier
-from ister.storage.tiered_reader import CLOUD_TIMEOUT_S, ObjectTier
+from ister.storage.tiered_reader import ObjectTier
 from ister.storage.wal_storage import WalStorage, require_uploader
 from ister.wal import Wal
 
@@ -80,9 +81,9 @@ class TopicsConfig:
     wal: WalConfig
     upload: UploadOptions = field(default_factory=UploadOptions)
     retention: Retention = field(default_factory=Retention)
-    root_prefix: str = "/danube-data"
-    cloud_timeout_s: float = CLOUD_TIMEOUT_S
-    drain_timeout_s: float = 10.0
+    root_prefix: str = defaults.ROOT_PREFIX
+    cloud_timeout_s: float = defaults.ACK_TIMEOUT_MS / 1000
+    drain_timeout_s: float = defaults.DRAIN_TIMEOUT_MS / 1000
     object_retention_s: float | None = None
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ class LakeConfig:
     """The root of the topics in metadata, and the poll interval of the catalog."""
 
     root_prefix: str
-    poll_interval_s: float = 1.0
+    poll_interval_s: float
 
 
 class LakeStorageFactory:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ister.cloud.proof import prove
+from ister.core import defaults
 from ister.core.errors import (
     CorruptLogError,
     CorruptObjectError,
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-CLOUD_TIMEOUT_S = 30.0
-
 OBJECTS_FAIL = (MissingObjectError, MissingOffsetsError, CorruptObjectError)
 """Errors that mean that objects lack what their descriptors promise."""
 
@@ -54,7 +53,7 @@ class ObjectTier:
     reader: CloudReader
     uploader: Uploader | None
     known: OffsetRange
-    timeout_s: float = CLOUD_TIMEOUT_S
+    timeout_s: float = defaults.ACK_TIMEOUT_MS / 1000
     damaged: OffsetRange = NOTHING
 
     @property

@@ -88,7 +88,7 @@ class IcebergStorage:
         self,
         compose: Callable[[AsyncExitStack], Awaitable[Parts]],
         *,
-        drain_timeout_s: float = 30.0,
+        drain_timeout_s: float,
         limits: Limits | None = None,
     ) -> None:
         """Create it without opening anything.

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ister.core.defaults import ACK_TIMEOUT_MS
+
 if TYPE_CHECKING:
     from ister.core.names import TopicName
     from ister.storage.factory import WalStorageFactory
@@ -20,7 +22,7 @@ class Served(NamedTuple):
     has_table: bool = True
     waits_for_table: bool = False
     """Level lake: an append waits for the table."""
-    table_timeout_s: float = 30.0
+    table_timeout_s: float = ACK_TIMEOUT_MS / 1000
 
     @property
     def generation(self) -> int:
