@@ -9,6 +9,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
+from ister.aio.background import mark_retrieved
 from ister.core.errors import LogClosedError, OffsetOutOfRangeError, PreconditionError
 from ister.core.table.data_files import NO_TABLE, OFFSET_MAX
 from ister.lake.topic_reader import TableFollower
@@ -56,7 +57,7 @@ class LakeStorage:
         # No limit: a subscription may have consumed messages from the owner's log that are not yet in the table.
         self._cursors = MetadataCursors(metadata, topic, generation, OFFSET_MAX, root=root, place=table.place)
         self._ready = False
-        self._poll: asyncio.Task[None] | None = None
+        self._poll: asyncio.Future[None] | None = None
         self._closed = asyncio.Event()
 
     # --- offsets ------------------------------------------------------------------------------------------------------
@@ -178,8 +179,7 @@ class LakeStorage:
         while self._end.upto <= offset:
             self.check_open()
             if self._poll is None or self._poll.done():
-                self._poll = asyncio.create_task(self._poll_once())
-                self._poll.add_done_callback(_seen)
+                self._poll = mark_retrieved(asyncio.create_task(self._poll_once()))
             await asyncio.shield(self._poll)
         return self._end.upto
 
@@ -216,12 +216,6 @@ class LakeStorage:
         finally:
             await stream.close()
         return found[0].append_time_us if found else 0  # a missing row that is skipped counts as older
-
-
-def _seen(task: asyncio.Task[None]) -> None:
-    """Retrieve a task's exception, because every waiter may have been cancelled."""
-    if not task.cancelled():
-        task.exception()
 
 
 class LakeReader(TableFollower["MessageReader"]):

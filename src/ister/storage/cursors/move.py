@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 
 from ister.core.errors import CorruptMetadataError, CursorTakenError, InvalidConfigError
-from ister.storage.cursors.metadata import OLD_ROOT, VERSION, MetadataCursors, load_content, topic_key
-from ister.storage.cursors.owned_key import OwnedKey
+from ister.storage.cursors.metadata import OLD_ROOT, VERSION, MetadataCursors, OwnedKey, load_content, topic_key
 from ister.storage.cursors.saved import CursorFile
 
 if TYPE_CHECKING:
