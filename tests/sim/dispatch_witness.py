@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ister.core.dispatch import ledger as dispatch_ledger
 from ister.core.dispatch.dispatch import Backoff, Dispatch, FailurePolicy, Poison, SubscriptionType
-from ister.core.dispatch.key_ring import ring_hash
+from ister.core.dispatch.key_shared import ring_hash
 from ister.core.message import MsgID, StreamMessage
 
 QUIET_S = 0.25
