@@ -2,7 +2,7 @@
 
 from ister.storage import resume
 from ister.storage import tiered_reader as tiers
-from ister.storage.object_retention import ObjectKeeper
+from ister.storage.retention import ObjectKeeper
 from ister.storage.wal_storage import WalStorage
 from sim.mutants import Mutant
 

@@ -15,7 +15,7 @@ from ister.aio.background import mark_retrieved
 from ister.core.errors import CorruptObjectError, LogClosedError, MissingObjectError
 from ister.core.frames import kernels
 from ister.core.frames.columns import REASONS, messages_of, scan_run
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 from ister.ports.objects.checked import read_checked
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class CloudReader:
         return ObjectStream(self, start, stop)
 
 
-class ObjectStream(Batches):
+class ObjectStream(Reader):
     """An ordered stream of messages from objects; close it when you stop early."""
 
     def __init__(self, reader: CloudReader, start: int, stop: int) -> None:

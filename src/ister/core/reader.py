@@ -33,8 +33,12 @@ class MessageReader(Protocol):
         ...
 
 
-class Batches(ABC):
-    """An ordered stream of messages; `async for message in reader`, or `await reader.read()` for a batch."""
+class Reader(ABC):
+    """Messages in offset order, each once; `async for message in reader`, or `await reader.read()` for a batch.
+
+    A topic's reader waits at the end for messages that are appended later. LogClosedError ends it when the storage is
+    closed, OffsetOutOfRangeError when the next message was deleted.
+    """
 
     skipped_upto: int = 0
     """The offset after the last missing one that was skipped (`on_missing: skip`), 0 if none was."""

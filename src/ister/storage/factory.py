@@ -12,8 +12,8 @@ from weakref import WeakValueDictionary
 import structlog
 
 from ister.cloud import CloudReader, Deleter, ObjectCatalog, Retention, Uploader, UploadOptions
-from ister.cloud.checkpoint import UploadCheckpoint
 from ister.cloud.deleter import GrowthWatch
+from ister.cloud.uploader import UploadCheckpoint
 from ister.core import defaults
 from ister.core.errors import (
     BusyError,
@@ -34,9 +34,8 @@ from ister.storage.cursors.metadata import progress_root
 from ister.storage.cursors.move import EarlierProgress, drop_cursors, open_cursors
 from ister.storage.generations import TopicRegistry
 from ister.storage.log_root import LogRoot
-from ister.storage.object_retention import ObjectKeeper
 from ister.storage.resume import ASK_TIMEOUT_S, Opening, RemoteWait, Waits
-from ister.storage.retention import LogRetention
+from ister.storage.retention import LogRetention, ObjectKeeper
 from ister.storage.table_tier import TableTier
 from ister.storage.tiered_reader import ObjectTier
 from ister.storage.wal_storage import WalStorage, require_uploader
@@ -417,7 +416,7 @@ class WalStorageFactory:
         if uploader is not None or table is not None:
             held = None if uploader is not None else lambda: storage.later_tier_offset or 0
             opened.deleter = Deleter(storage, self._store, catalog, uploader, config.retention, self._clock, held=held)
-            works.append(opened.deleter.run())
+            works.append(opened.deleter.run(config.retention.check_interval_s))
         else:
             works.append(self._watch_growth(topic, storage))
         if table is not None and config.object_retention_s is not None:

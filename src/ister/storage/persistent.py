@@ -9,35 +9,8 @@ if TYPE_CHECKING:
 
     from ister.core.message import StreamMessage
     from ister.core.offsets import StartPosition
+    from ister.core.reader import Reader
     from ister.core.tiers.retention import SealedSegment
-
-
-class Reader(Protocol):
-    """Messages in offset order, each once, including those that are appended later: it waits at the end.
-
-    LogClosedError ends it when the storage is closed; OffsetOutOfRangeError when the next message was deleted.
-    """
-
-    @property
-    def skipped_upto(self) -> int:
-        """The offset after the last missing one that was skipped (`on_missing: skip`), 0 if none was."""
-        ...
-
-    def __aiter__(self) -> Reader:
-        """Iterate message by message."""
-        ...
-
-    async def __anext__(self) -> StreamMessage:
-        """Return the next message."""
-        ...
-
-    async def read(self) -> list[StreamMessage]:
-        """Return the next messages, at least one."""
-        ...
-
-    async def close(self) -> None:
-        """Stop reading ahead."""
-        ...
 
 
 class ReadableTopic(Protocol):

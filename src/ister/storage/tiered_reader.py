@@ -25,7 +25,7 @@ from ister.core.errors import (
 )
 from ister.core.frames.segment import parse_key
 from ister.core.offsets import StartPosition
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 from ister.core.tiers.selection import NOTHING, OffsetRange, Serve, Tier, serve
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ async def prove_held(objects: ObjectTier | None, table: TableTier | None, start:
         await objects.reader.catalog.note_table(begins)
 
 
-class TieredReader(Batches):
+class TieredReader(Reader):
     """A reader over all tiers; it waits at the end of a Wal, and ends at the end of a read-only log."""
 
     def __init__(

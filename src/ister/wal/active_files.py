@@ -12,8 +12,7 @@ import structlog
 from ister.core.errors import BusyError, DiskFullError, ResourceExhaustedError
 from ister.core.frames.frame import Marker, encode_marker
 from ister.ports.files.files import as_busy, close_file, error_text, replace_file
-from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, dump_checkpoint
-from ister.wal.directory import FileNames, OpenedLog, Segment
+from ister.wal.directory import CHECKPOINT_NAME, FileNames, OpenedLog, SealedFile, Segment, dump_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

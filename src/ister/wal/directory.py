@@ -24,12 +24,12 @@ from ister.core.errors import (
     ResourceExhaustedError,
     UnknownFormatError,
 )
+from ister.core.frames.checksummed_json import seal, unseal
 from ister.core.frames.columns import scan_run, strip_markers
 from ister.core.frames.frame import HEADER_BYTES, Marker, encode_marker
 from ister.core.frames.recover import Recovery, Scanner, Verdict
 from ister.core.retry import is_transient
 from ister.ports.files.files import DRAFT, append_all, as_busy, close_file, create_draft, error_text
-from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, load_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+CHECKPOINT_NAME = "checkpoint.json"
+"""Only a cache, so that opening need not read sealed files: missing, damaged or outdated entries are ignored."""
+CHECKPOINT_VERSION = 1
 _LOG_NAME = re.compile(r"(.+)-(\d{10})-(\d{20})\.([^.]+)", re.ASCII | re.DOTALL)
 _DRAFTED = frozenset({CHECKPOINT_NAME, "cursors.json", "upload.json"})
 """Other files of the directory that are replaced atomically, through a draft."""
@@ -48,6 +51,38 @@ ASIDE = ".aside"
 
 READ_BYTES = 1024 * 1024
 """The size of a read, and the distance between index entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedFile:
+    """One sealed file: its offsets [first, stop), its last append time, and (offset, byte) pairs to seek by."""
+
+    seq: int
+    first: int
+    stop: int
+    append_time_us: int
+    index: tuple[tuple[int, int], ...]
+
+
+def dump_checkpoint(sealed: list[SealedFile]) -> bytes:
+    """Return the checkpoint's bytes."""
+    return seal(
+        {"version": CHECKPOINT_VERSION, "sealed": [[f.seq, f.first, f.stop, f.append_time_us, f.index] for f in sealed]}
+    )
+
+
+def load_checkpoint(data: bytes) -> dict[int, SealedFile]:
+    """Return the sealed files by sequence; empty when the bytes cannot be trusted."""
+    try:
+        content = unseal(data)
+        if content["version"] != CHECKPOINT_VERSION:
+            return {}
+        return {
+            seq: SealedFile(seq, first, stop, time, tuple((offset, at) for offset, at in index))
+            for seq, first, stop, time, index in content["sealed"]
+        }
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from ister.core.frames import kernels
 from ister.core.frames.columns import Chunk, Scan, corrupt, messages_of, scan_run
 from ister.core.frames.scanner import FrameScanner
 from ister.core.frames.segment import LogPosition, RawRun
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 from ister.wal.directory import READ_BYTES, Segment, unreadable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ister.wal.wal import Wal
 
 
-class WalReader(Batches):
+class WalReader(Reader):
     """An ordered stream of messages; `async for message in reader`, or `await reader.read()` for a batch."""
 
     def __init__(self, wal: Wal, offset: int) -> None:

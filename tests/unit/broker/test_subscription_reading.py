@@ -9,7 +9,7 @@ from ister.broker.topics import subscription as subscription_module
 from ister.core.dispatch.failure import FailurePolicy, Poison
 from ister.core.errors import CorruptLogError, StoreRefusedError, StoreUnavailableError
 from ister.core.offsets import StartPosition
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 from ister.rpc import ister_v1_pb2 as pb
 from parts.broker import SHARED, BrokerWorld, until
 from parts.cloud import named, told
@@ -189,7 +189,7 @@ def test_a_gap_that_no_reader_has_announced_is_a_bug_and_skips_nothing(tmp_path,
             topic = client.broker.topics[T]
             read_from, leaves_out = topic.read_from, [True]
 
-            class Gap(Batches):
+            class Gap(Reader):
                 def __init__(self, reader):
                     super().__init__()
                     self._reader = reader

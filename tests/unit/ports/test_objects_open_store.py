@@ -11,7 +11,7 @@ import pytest
 from ister.core.errors import InvalidConfigError, IsterError
 from ister.ports.objects import FsStore, Patience, Root, StoreSettings, open_store, parse_root
 from ister.ports.objects import factory as root_module
-from ister.ports.objects.redact import Redactor
+from ister.ports.objects.opendal_store import Redactor
 from services.objects_contract import keys
 
 HASTY = Patience(attempt_s=0.5, retries=0, pause_s_min=0.01, pause_s_max=0.01)

@@ -155,7 +155,7 @@ def test_a_failure_at_any_step_leaves_no_description_without_its_object_and_the_
 
 
 def test_more_objects_than_are_looked_at_at_a_time_all_go(tmp_path, monkeypatch):
-    monkeypatch.setattr("ister.storage.object_retention.BATCH", 3)
+    monkeypatch.setattr("ister.storage.retention.BATCH", 3)
 
     async def story():
         parts = await tabled(tmp_path)

@@ -6,7 +6,7 @@ from ister.core.errors import InvalidConfigError, OffsetOutOfRangeError
 from ister.core.message import StreamMessage
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 from ister.storage import InMemoryStorage, TopicCache, TopicStore
 from ister.storage.spec_api.topic_cache import CACHE_BYTES_MAX
 from parts.cloud import open_parts
@@ -177,7 +177,7 @@ def test_a_cache_that_is_given_another_storage_forgets_the_first_ones_messages()
     run(story())
 
 
-class SlowReader(Batches):
+class SlowReader(Reader):
     """A reader that reads at once and answers when it is told to."""
 
     def __init__(self, reader, go):

@@ -11,8 +11,7 @@ from opendal import AsyncOperator, config
 
 from ister.core.errors import InvalidConfigError
 from ister.ports.objects.fs import FsStore
-from ister.ports.objects.opendal_store import FAILURES, OpendalStore, Patience
-from ister.ports.objects.redact import PUBLIC, Redactor
+from ister.ports.objects.opendal_store import FAILURES, PUBLIC, OpendalStore, Patience, Redactor
 from ister.ports.objects.store import key_fault
 
 if TYPE_CHECKING:

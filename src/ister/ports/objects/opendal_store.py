@@ -1,4 +1,4 @@
-"""Object stores through OpenDAL: error mapping, and the proof that an object is stored.
+"""Object stores through OpenDAL: error mapping, redaction of error texts, and the proof that an object is stored.
 
 Every write is one conditional put of finished bytes. OpenDAL's methods return futures, its exceptions have no common
 base, and a cancelled put may still land; nothing of that leaves this module.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import json
+import re
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote, quote_plus
 
 from opendal import AsyncOperator, exceptions
 from opendal.layers import RetryLayer, TimeoutLayer
@@ -25,7 +28,6 @@ from ister.core.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from ister.ports.objects.redact import Redactor
 from ister.ports.objects.store import ObjectInfo, check_key, check_prefix
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from ister.core.frames.columns import Frames
 
     T = TypeVar("T")
+    from collections.abc import Iterable, Iterator
 
 FAILURES: tuple[type[Exception], ...] = tuple(
     kind for kind in vars(exceptions).values() if isinstance(kind, type) and issubclass(kind, Exception)
@@ -58,6 +61,17 @@ BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 # Azurite's a range like 5-4. None of them is proof; a look at the size decides.
 SHORT = ("too little data", "status: 416", "content range is invalid")
 SLOWEST_BYTES_PER_S = 1 << 20
+HIDDEN = "***"
+TEXT_MAX = 300
+# A server that repeats our request in its answer repeats signatures and tokens that no option holds.
+SIGNED = re.compile(r"(authorization|x-amz-security-token|bearer)\b.*", re.IGNORECASE | re.DOTALL)
+# Everything else in the options is taken for a secret, since OpenDAL has new services with every release.
+PUBLIC = frozenset({
+    "endpoint", "region", "project", "profile", "role_arn", "anonymous", "virtual_host_style", "account_name",
+    "bucket", "container", "root", "credentials_path", "credential_path", "checksum_algorithm", "skip_signature",
+    "allow_anonymous", "enable_virtual_host_style", "default_storage_class", "server_side_encryption", "datadir",
+    "table", "scope", "user", "username", "tree", "database", "collection",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,3 +341,46 @@ class _OtherError(StoreUnavailableError):
 
 class _ShortError(StoreUnavailableError):
     """There are fewer bytes than requested."""
+
+
+class Redactor:
+    """Takes secrets out of texts."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        forms = {form for secret in secrets for form in _forms(secret)}
+        self._pattern = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
+
+    def __repr__(self) -> str:
+        return "Redactor(***)"
+
+    def hide(self, text: str) -> str:
+        """Return the text with every secret replaced."""
+        return self._pattern.sub(HIDDEN, text) if self._pattern else text
+
+    def text(self, kind: str, full: str) -> str:
+        """Reduce an OpenDAL error to its headline and root cause; the rest is requests, headers and addresses."""
+        headline, _, body = full.partition("\n")
+        status = re.search(r"status: (\d+)", body)
+        reason = headline.partition("=> ")[2] or (f"{kind}, HTTP status {status[1]}" if status else kind)
+        # As S3 and Azure put it, and GCS: AzblobError { code: "X", …, GcsErrorResponse { error: GcsError { code: 403, …
+        if code := re.match(r'(?:\w+ \{ error: )?\w+ \{ code: "?(\w+)"?, message: "([^"]*)"', reason):
+            reason = f"{code[1]}: {code[2]}"
+        source = re.search(r"^Source:\n +(.+)$", body, re.MULTILINE)
+        cause = f" ({source[1]})" if source else ""
+        return SIGNED.sub(HIDDEN, self.hide(f"{reason}{cause}"))[:TEXT_MAX]
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """Yield the forms of a secret: plain, as part of an address, and the values inside its JSON."""
+    if secret.lower() in {"", "true", "false"}:
+        return
+    yield from {secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1], json.dumps(secret)[1:-1]}
+    yield base64.b64encode(secret.encode(errors="replace")).decode()
+    if secret.lstrip().startswith("{"):
+        try:
+            fields = json.loads(secret)
+        except ValueError:
+            return
+        for name, value in fields.items():
+            if isinstance(value, str) and re.search(r"key|secret|token|password", name):
+                yield from _forms(value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ister.core.dispatch.shared_reader import Limits, Seats, Step
 from ister.core.errors import LogClosedError
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -133,7 +133,7 @@ class Fanout:
             await shared.close()
 
 
-class FanoutReader(Batches):
+class FanoutReader(Reader):
     """One subscriber. An error ends a call, not the reader: the next call resumes at the same offset."""
 
     def __init__(self, fanout: Fanout, number: int, offset: int) -> None:

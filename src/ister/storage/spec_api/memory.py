@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ister.core.errors import LogClosedError, OffsetOutOfRangeError
 from ister.core.frames.frame import HEADER_BYTES, decode_body, encode_unsealed
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 from ister.core.tiers.retention import SealedSegment
 from ister.ports.clock import SystemClock
 from ister.storage.cursors.saved import MemoryCursors
@@ -177,7 +177,7 @@ class InMemoryStorage:
         self._news.clear()
 
 
-class InMemoryReader(Batches):
+class InMemoryReader(Reader):
     """A reader of messages in memory."""
 
     def __init__(self, storage: InMemoryStorage, offset: int) -> None:
