@@ -4,7 +4,7 @@ from ister.core.offsets import StartPosition
 from ister.storage import WalStorage
 from ister.storage.factory import WalStorageFactory
 from ister.storage.retention import ObjectKeeper
-from ister.storage.table_tier import TableTier
+from ister.storage.tiered_reader import TableTier
 from parts.cloud import open_parts
 from parts.factory import World
 from sim.table_machine import SimTable

@@ -495,7 +495,7 @@ class Witness:
         assert ledger._out_bytes == sizes["out"]
         assert ledger._pending_bytes == sizes["retry"] + sizes["blocked"] + sizes["dead"]
         most = len(self.notes) + len(self.finished_before)
-        assert ledger.cursor.runs <= most, "the account of finished offsets grows without bound"
+        assert len(ledger.cursor.ranges) <= most, "the account of finished offsets grows without bound"
 
     def _check_due(self, patience):
         times = [note.at for note in self.notes.values() if note.at is not None]

@@ -10,7 +10,7 @@ TABLE_MUTANTS = [
     Mutant("does not count the table when the log is behind", resume.Opening, "join",
            "goal = next_offset(wal.next_offset, stop, end.upto, known_upto)", "goal = max(wal.next_offset, stop)"),
     Mutant("forgets that uploads begin anew behind the table", resume.Opening, "_prove_skipped",
-           "await self._catalog.begin_at(goal)", "pass"),
+           "await self.catalog.begin_at(goal)", "pass"),
     Mutant("reads one message too many from the table", tiers.TieredReader, "_turn",
            "self._table.table.open(self._next, to.stop)", "self._table.table.open(self._next, to.stop + 1)"),
     Mutant("does not turn to the table when an object is gone", tiers.TieredReader, "_read_later",

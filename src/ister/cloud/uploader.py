@@ -47,7 +47,7 @@ from ister.core.frames.segment import (
     survey,
 )
 from ister.core.retry import backoff_s
-from ister.ports.files.files import replace_file
+from ister.ports.files.files import read_file, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -510,11 +510,7 @@ class UploadCheckpoint:
 
     def _load(self) -> UploadedTo | None:
         try:
-            file = self._files.open_read(self._path)
-            try:
-                content = unseal(file.read(0, file.size()))
-            finally:
-                file.close()
+            content = unseal(read_file(self._files, self._path))
             numbers = (content["offset"], content["file_seq"], content["byte_pos"])
             if content["version"] != CHECKPOINT_VERSION or not all(
                 type(n) is int and 0 <= n < 1 << 63 for n in numbers

@@ -17,20 +17,16 @@ class MessageReader(Protocol):
     @property
     def next_offset(self) -> int:
         """The offset that will be read next."""
-        ...
 
     @property
     def skipped_upto(self) -> int:
         """The offset after the last missing one that was skipped (`on_missing: skip`), 0 if none was."""
-        ...
 
     async def read(self) -> list[StreamMessage]:
         """Return the next messages, a bounded number."""
-        ...
 
     async def close(self) -> None:
         """Stop reading ahead."""
-        ...
 
 
 class Reader(ABC):

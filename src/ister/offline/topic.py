@@ -21,7 +21,7 @@ from ister.ports.objects import Patience
 from ister.runtime.compose import missing_store, open_metadata, open_store, open_tables, topics_config
 from ister.storage.generations import TopicRegistry
 from ister.storage.log_root import LogRoot
-from ister.storage.table_tier import TableTier
+from ister.storage.tiered_reader import TableTier
 from ister.wal.directory import FileNames
 from ister.wal.read_only import LogView
 

@@ -179,10 +179,6 @@ class ChildPipeline:
             if subscription not in hosted.subscriptions and not hosted.closing:
                 await broker.records.save_subscription(topic, subscription, SubscriptionRecord())
 
-    def wake(self, topic: TopicName, generation: int, upto: int) -> None:
-        """Wake the pipeline for everything below `upto`."""
-        self._broker.pipelines.wakeups.wake(str(topic), generation, upto)
-
     def upto(self, topic: TopicName, generation: int) -> int | None:
         """Return the offset below which the table holds everything, as the child reported it."""
         return self._broker.pipelines.upto(topic, generation)

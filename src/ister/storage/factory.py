@@ -36,8 +36,7 @@ from ister.storage.generations import TopicRegistry
 from ister.storage.log_root import LogRoot
 from ister.storage.resume import ASK_TIMEOUT_S, Opening, RemoteWait, Waits
 from ister.storage.retention import LogRetention, ObjectKeeper
-from ister.storage.table_tier import TableTier
-from ister.storage.tiered_reader import ObjectTier
+from ister.storage.tiered_reader import ObjectTier, TableTier
 from ister.storage.wal_storage import WalStorage, require_uploader
 from ister.wal import Wal
 
@@ -46,14 +45,13 @@ if TYPE_CHECKING:
 
     from ister.core.histogram import Histogram
     from ister.ports.clock import Clock
-    from ister.ports.files.files import Files, Lock
+    from ister.ports.files.files import Files
     from ister.ports.metadata import Metadata
     from ister.ports.objects import CloudStore
     from ister.storage.generations import TopicGeneration
     from ister.storage.retention import ReliableOptions
-    from ister.storage.table_tier import TopicTable
+    from ister.storage.tiered_reader import TopicTable
     from ister.wal.config import AckLevel, WalConfig
-    from ister.wal.directory import Resume
 
     T = TypeVar("T")
 
@@ -364,12 +362,12 @@ class WalStorageFactory:
         config = replace(shared, dir=directory, topic=str(topic), level=shared.level if level is None else level)
         require_uploader(config.ack_level, enabled=self.config.upload.enabled)
         catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
-        wal = await Wal.with_config(config, files=self._files, clock=self._clock, within=owned)
+        open_log = partial(Wal.with_config, config, files=self._files, clock=self._clock, within=owned)
+        wal = await open_log()
         uploader = self._uploader_of(wal, catalog, record)
-        reopen = partial(self._reopen, config, owned)
         table = None if self._tables is None else self._tables(topic, record.generation)
         try:
-            opening = Opening(wal, self._store, catalog, uploader, reopen, waits)
+            opening = Opening(wal, self._store, catalog, uploader, open_log, waits)
             joined = await opening.join(table, 0 if table is None else self._known_upto(topic, record.generation))
             wal = joined.wal
             cursors = await open_cursors(
@@ -396,9 +394,6 @@ class WalStorageFactory:
             wal, self._store, catalog, checkpoint, self.config.upload,
             epoch=record.epoch, is_last_tier=self._tables is None,
         )  # fmt: skip
-
-    async def _reopen(self, config: WalConfig, owned: Lock, resume: Resume) -> Wal:
-        return await Wal.with_config(config, files=self._files, clock=self._clock, resume=resume, within=owned)
 
     def _start_tasks(
         self,
@@ -446,7 +441,7 @@ class WalStorageFactory:
         try:
             return opened.uploader is None or await opened.uploader.settle(settle_s)
         finally:
-            await self._end_tasks(opened)
+            await _cancel(opened.storage.wal.config.name, set(opened.tasks))
             if opened.uploader is not None:
                 opened.uploader.end()
             try:
@@ -456,11 +451,8 @@ class WalStorageFactory:
             finally:
                 await self._close_table(opened)
 
-    async def _end_tasks(self, opened: _Open) -> None:
-        await _cancel(opened.storage.wal.config.name, set(opened.tasks))
-
     async def _close(self, opened: _Open, timeout_s: float) -> None:
-        await self._end_tasks(opened)
+        await _cancel(opened.storage.wal.config.name, set(opened.tasks))
         if opened.uploader is not None:
             try:
                 async with asyncio.timeout(timeout_s):

@@ -16,7 +16,7 @@ from ister.lake.topic_reader import TableFollower
 from ister.storage.cursors.metadata import MetadataCursors
 from ister.storage.cursors.move import Marker
 from ister.storage.cursors.saved import NOTHING_FINISHED
-from ister.storage.time_index import bisect
+from ister.storage.time_index import append_time_of, bisect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ister.core.table.data_files import TableEnd
     from ister.ports.metadata import Metadata
     from ister.storage.cursors.saved import Ranges
-    from ister.storage.table_tier import TopicTable
+    from ister.storage.tiered_reader import TopicTable
 
 
 class LakeStorage:
@@ -96,7 +96,8 @@ class LakeStorage:
         """Return the first offset that was appended at this time or later, the next offset if there is none."""
 
         async def is_before(offset: int) -> bool:
-            return await self._time_of(offset) < append_time_us
+            # A missing row that is skipped counts as older.
+            return (await append_time_of(self._table, offset) or 0) < append_time_us
 
         return await bisect(0, (await self.refresh()).upto, is_before)
 
@@ -208,14 +209,6 @@ class LakeStorage:
     async def _check_held(self, cursor: int) -> None:
         if not 0 <= cursor <= self._end.upto and not 0 <= cursor <= (await self.refresh()).upto:
             raise OffsetOutOfRangeError(cursor, 0, self._end.upto)
-
-    async def _time_of(self, offset: int) -> int:
-        stream = self._table.open(offset, offset + 1)
-        try:
-            found = await stream.read()
-        finally:
-            await stream.close()
-        return found[0].append_time_us if found else 0  # a missing row that is skipped counts as older
 
 
 class LakeReader(TableFollower["MessageReader"]):

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from ister.core.frames.segment import Descriptor, ObjectName
     from ister.ports.clock import Clock
     from ister.storage.persistent import PersistentStorage
-    from ister.storage.table_tier import TableTier
-    from ister.storage.tiered_reader import ObjectTier
+    from ister.storage.tiered_reader import ObjectTier, TableTier
 
 BATCH = 256
 """Objects checked and deleted at a time."""

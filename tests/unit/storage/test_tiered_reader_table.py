@@ -18,7 +18,7 @@ from ister.core.table.data_files import NO_TABLE, TableEnd
 from ister.core.tiers.selection import OffsetRange
 from ister.lake.errors import LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.storage import WalStorage
-from ister.storage.table_tier import TableTier
+from ister.storage.tiered_reader import TableTier
 from parts.cloud import check, named, open_parts, read_on, run, tasks_end, told
 from parts.table import commit, object_keeper, tabled
 from sim.table_machine import SimTable

@@ -150,9 +150,6 @@ class KeyQueues:
         self._stranded: list[tuple[int, str]] = []  # accepted only by disconnected consumers
         self._finished_early = 0
 
-    def __len__(self) -> int:
-        return len(self._queues)
-
     def add(self, offset: int, key: str) -> None:
         """Append a new message to the queue of its key."""
         queue = self._queues.get(key)

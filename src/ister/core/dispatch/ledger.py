@@ -264,11 +264,6 @@ class Cursor:
         self.finish_range(self.at, offset)
 
     @property
-    def runs(self) -> int:
-        """The number of finished ranges beyond `at`."""
-        return len(self._stops)
-
-    @property
     def ranges(self) -> list[tuple[int, int]]:
         """The finished ranges [start, stop) beyond `at`, in order."""
         return sorted(self._stops.items())
@@ -285,9 +280,6 @@ class Timers:
 
     def __contains__(self, offset: int) -> bool:
         return offset in self._times
-
-    def __len__(self) -> int:
-        return len(self._times)
 
     def set(self, offset: int, at: float) -> None:
         """Set the time at which an offset expires."""

@@ -203,10 +203,7 @@ class OsFiles:
         return _OsFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640))
 
     def create_durable(self, path: Path) -> File:
-        """Create a file for appends and sync its name; a transient error or a full disk means that no file was created.
-
-        Every descriptor is opened before the file is created.
-        """
+        """Create a file for appends and sync its name."""
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             file = self.create(path)
@@ -269,10 +266,7 @@ class OsFiles:
         directory.rmdir()
 
     def lock(self, directory: Path, within: Lock | None = None) -> Lock:
-        """Lock a directory and what is below it; LockedError names the owner of it or of a parent directory.
-
-        `within` is a lock of a parent directory that the caller holds for as long as this one, which then costs nothing.
-        """
+        """Lock a directory and what is below it; LockedError names the owner of it or of a parent directory."""
         if within is not None:
             # A process that locks this directory alone does so before it checks its parents, and the parent was locked
             # before this check: one of the two sees the other.
@@ -361,14 +355,27 @@ def create_draft(files: Files, path: Path) -> tuple[Path, File]:
     return draft, files.create(draft)
 
 
-def replace_file(files: Files, path: Path, data: bytes) -> None:
-    """Replace a small file atomically; not synced, for caches."""
+def read_file(files: Files, path: Path) -> bytes:
+    """Return the content of a small file."""
+    file = files.open_read(path)
+    try:
+        return file.read(0, file.size())
+    finally:
+        file.close()
+
+
+def replace_file(files: Files, path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Replace a small file atomically. If `durable`, it is synced: a crash leaves the old one or the new one, whole."""
     draft, file = create_draft(files, path)
     try:
         append_all(file, [data])
+        if durable:
+            file.sync()
     finally:
         file.close()
     files.rename(draft, path)
+    if durable:
+        files.sync_directory(path.parent)
 
 
 def close_file(file: File, name: str) -> None:

@@ -148,12 +148,10 @@ class EtcdMetadata:
         """Grant a lease that renews itself; etcd counts whole seconds, and may grant more than requested."""
         check_ttl(ttl_s)
         request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
-
-        async def send(call: Call) -> rpc.LeaseGrantResponse:
-            return await call.member.lease.LeaseGrant(request, metadata=call.metadata, timeout=call.timeout_s)
-
         sent = self._monotonic()
-        granted = await self._cluster.read("grant a lease", send)  # a second grant is harmless
+        granted = await self._cluster.read(  # a second grant is harmless
+            "grant a lease", lambda call: call.send(call.member.lease.LeaseGrant, request)
+        )
         lease = RenewedLease(
             self.name,
             granted.ID,
@@ -206,17 +204,10 @@ class EtcdMetadata:
 
     async def _transact(self, action: str, compare: Sequence[rpc.Compare], change: rpc.RequestOp) -> rpc.TxnResponse:
         request = rpc.TxnRequest(compare=compare, success=[change], failure=[])
-
-        async def send(call: Call) -> rpc.TxnResponse:
-            return await call.member.kv.Txn(request, metadata=call.metadata, timeout=call.timeout_s)
-
-        return await self._cluster.change(action, send)
+        return await self._cluster.change(action, lambda call: call.send(call.member.kv.Txn, request))
 
     async def _range(self, action: str, request: rpc.RangeRequest) -> rpc.RangeResponse:
-        async def send(call: Call) -> rpc.RangeResponse:
-            return await call.member.kv.Range(request, metadata=call.metadata, timeout=call.timeout_s)
-
-        return await self._cluster.read(action, send)
+        return await self._cluster.read(action, lambda call: call.send(call.member.kv.Range, request))
 
     async def _pages(
         self, action: str, first: bytes, stop: bytes, limit: int | None, reverse: bool  # noqa: FBT001  # as given
@@ -254,7 +245,7 @@ class EtcdMetadata:
 
         async def send(call: Call) -> None:
             try:
-                await call.member.lease.LeaseRevoke(request, metadata=call.metadata, timeout=call.timeout_s)
+                await call.send(call.member.lease.LeaseRevoke, request)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:  # it does not exist
                     raise

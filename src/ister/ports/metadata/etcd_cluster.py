@@ -82,6 +82,10 @@ class Call(NamedTuple):
     metadata: tuple[tuple[str, str], ...]
     timeout_s: float
 
+    async def send(self, method: Callable[..., Awaitable[T]], request: object) -> T:
+        """Call a method of the member."""
+        return await method(request, metadata=self.metadata, timeout=self.timeout_s)
+
 
 class Cluster:
     """Members of one cluster. One is used until it fails; then the next reachable one."""

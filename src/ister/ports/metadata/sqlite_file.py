@@ -11,6 +11,7 @@ import os
 import sqlite3
 import time
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
@@ -74,16 +75,14 @@ class _State(NamedTuple):
     main_mtime_ns: int
 
 
+@dataclass(slots=True, eq=False)
 class PendingChange:
     """A pending change and its outcome: a version, 0 if there was nothing to change, or an error."""
 
-    __slots__ = ("act", "action", "error", "version")
-
-    def __init__(self, action: str, act: Callable[[sqlite3.Connection], Changed]) -> None:
-        self.action = action
-        self.act = act
-        self.version = 0
-        self.error: Exception | None = None
+    action: str
+    act: Callable[[sqlite3.Connection], Changed]
+    version: int = 0
+    error: Exception | None = None
 
 
 class ReadFile:
@@ -272,30 +271,27 @@ def _open(path: Path) -> sqlite3.Connection:
         check_same_thread=False,
     )
     try:
-        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
-            check_schema(connection, path)
-        _use_wal(connection, path)
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
-        create_tables(connection)
-        _check_pages(connection, path)
-        OsFiles().sync_directory(path.parent)
+        _prepare(connection, path)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Check the file, or create its tables, and choose the journal."""
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+        check_schema(connection, path)
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":  # network file systems cannot share memory
         raise MetadataUnavailableError(str(path), "open", f"its journal is {mode}; put it on a local file system")
-
-
-def _check_pages(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+    create_tables(connection)
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise CorruptMetadataError(str(path), found)
+    OsFiles().sync_directory(path.parent)
 
 
 @contextmanager

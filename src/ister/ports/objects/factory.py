@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -72,14 +73,9 @@ def parse_root(backend: str, root: str) -> Root:
     if backend not in EXPECTED:
         return Root("", root)
     rest = root.strip()
-    if backend in SCHEMES:
-        scheme = next((scheme for scheme in SCHEMES[backend] if rest.startswith(scheme)), "")
-        if not scheme:
-            _bad_root(backend, root)
-        rest = rest.removeprefix(scheme)
-    elif "://" in rest:
-        _bad_root(backend, root)
-    if not rest:
+    scheme = next((scheme for scheme in SCHEMES.get(backend, ()) if rest.startswith(scheme)), "")
+    rest = rest.removeprefix(scheme)
+    if not rest or bool(scheme) != (backend in SCHEMES) or (not scheme and "://" in rest):
         _bad_root(backend, root)
     if backend == "fs":
         return Root("", rest)
@@ -143,11 +139,9 @@ def _options(backend: str, place: Root, given: dict[str, str]) -> dict[str, str]
 
 def _check_options(backend: str, given: dict[str, str], ours: frozenset[str] | set[str]) -> None:
     """Refuse unknown options, which OpenDAL would ignore: a misspelt secret, too."""
-    theirs = (
-        _known_options(backend) - {"scheme", "root", "bucket", "container"}
-        if backend in EXPECTED
-        else _known_options(backend)
-    )
+    theirs = _known_options(backend)
+    if backend in EXPECTED:
+        theirs -= {"scheme", "root", "bucket", "container"}
     for name in given:
         if theirs and name not in theirs and name not in ours:
             raise InvalidConfigError(
@@ -165,15 +159,11 @@ def _known_options(backend: str) -> set[str]:
 
 
 def _encoded_json(text: str) -> str:
-    try:
+    with suppress(ValueError):
         json.loads(text)
-    except ValueError:
-        problem = True
-    else:
-        problem = False
-    if problem:  # outside of the handler, since the decoder's error holds the whole text
-        raise InvalidConfigError(f"{SETTING}.credentials_json", "is not JSON")
-    return base64.b64encode(text.encode()).decode()
+        return base64.b64encode(text.encode()).decode()
+    # Outside of the handler: the decoder's error holds the whole text.
+    raise InvalidConfigError(f"{SETTING}.credentials_json", "is not JSON")
 
 
 def _operator(backend: str, options: dict[str, str], redact: Redactor) -> AsyncOperator:

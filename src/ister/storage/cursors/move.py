@@ -168,8 +168,7 @@ async def drop_cursors(metadata: Metadata, root: str, topic: TopicName, generati
     """Delete a deleted topic's cursors from metadata, of this generation and of earlier ones."""
     marker = Marker(metadata, root, topic, generation)
     await marker.read()
-    await MetadataCursors(metadata, topic, generation, sys.maxsize, root=root, place=lambda _: None).clear()
-    await marker.remove()
+    await _clear(MetadataCursors(metadata, topic, generation, sys.maxsize, root=root, place=lambda _: None), marker)
 
 
 async def _clear(cursors: MetadataCursors, marker: Marker) -> None:

@@ -27,7 +27,7 @@ from ister.aio.background import mark_retrieved
 from ister.core.errors import CorruptCursorsError, CursorsNotSavedError
 from ister.core.frames.checksummed_json import seal, unseal
 from ister.core.retry import is_transient
-from ister.ports.files.files import DRAFT, append_all, as_busy, create_draft, error_text
+from ister.ports.files.files import DRAFT, as_busy, error_text, read_file, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -275,7 +275,7 @@ class CursorFile(SavedCursors):
 
     async def _write(self, cursors: dict[str, int]) -> None:
         data = dump_cursors(cursors, self.all_finished())
-        await self._on_thread(partial(_replace_file, self._files, self._directory, data))
+        await self._on_thread(partial(replace_file, self._files, self._directory / CURSORS_NAME, data, durable=True))
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         def job() -> T:
@@ -308,7 +308,7 @@ def _open_file(files: Files, directory: Path, limit: int) -> tuple[dict[str, int
     cursors, finished, beyond = cut_back(cursors, finished, limit)
     if beyond:
         # On disk too, and now: once the log has grown past such a cursor, no later open could tell that it is wrong.
-        _replace_file(files, directory, dump_cursors(cursors, finished))
+        replace_file(files, directory / CURSORS_NAME, dump_cursors(cursors, finished), durable=True)
         log.warning("cursors_cut_back", directory=str(directory), subscriptions=sorted(beyond), cursor=limit)
     return cursors, finished
 
@@ -327,30 +327,13 @@ def cut_back(
 
 def _read_file(files: Files, path: Path) -> tuple[dict[str, int], dict[str, Ranges]]:
     try:
-        file = files.open_read(path)
-        try:
-            return load_progress(file.read(0, file.size()), str(path))
-        finally:
-            file.close()
+        return load_progress(read_file(files, path), str(path))
     except FileNotFoundError:
         return {}, {}  # no cursor was ever saved: the name is synced before the first save returns
     except OSError as error:
         if is_transient(error):
             raise
         raise CorruptCursorsError(str(path), f"it cannot be read ({error.strerror})") from error
-
-
-def _replace_file(files: Files, directory: Path, data: bytes) -> None:
-    """Write, sync, rename, sync the directory: after a crash the file is the old one or the new one, whole."""
-    path = directory / CURSORS_NAME
-    draft, file = create_draft(files, path)
-    try:
-        append_all(file, [data])
-        file.sync()
-    finally:
-        file.close()
-    files.rename(draft, path)
-    files.sync_directory(directory)
 
 
 def _remove_file(files: Files, directory: Path) -> None:

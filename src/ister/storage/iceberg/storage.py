@@ -101,39 +101,27 @@ class TopicHost(Protocol):
 
     async def start(self, topics: WalStorageFactory) -> None:
         """Open every topic, and start the pipeline; after an error nothing is left open."""
-        ...
 
     def find(self, topic: TopicName) -> Served | None:
         """Return a topic, None if it does not exist; raises its problem."""
-        ...
 
     async def host(self, topic: TopicName) -> Served:
         """Return a topic, created if necessary."""
-        ...
 
     async def remove(self, topic: TopicName) -> None:
         """Delete a topic with its messages; its table stays."""
-        ...
 
     async def subscribed(self, topic: TopicName, subscription: str) -> None:
         """Record a subscription durably, so that its cursor is not deleted as a leftover. Idempotent."""
-        ...
-
-    def wake(self, topic: TopicName, generation: int, upto: int) -> None:
-        """Request a commit of everything below `upto` soon; returns at once."""
-        ...
 
     def upto(self, topic: TopicName, generation: int) -> int | None:
         """Return the offset below which the table holds everything; None if it is unknown."""
-        ...
 
     async def wait_upto(self, topic: TopicName, generation: int, upto: int, timeout_s: float) -> None:
         """Wake the pipeline, and return once the table holds everything below `upto`; NotYetInTierError after a timeout."""
-        ...
 
     async def stop(self) -> None:
         """Stop the pipeline, and close every topic."""
-        ...
 
 
 def topic_name(text: str) -> TopicName:
@@ -215,7 +203,7 @@ class IcebergStorage:
             del self._streams[key]
             raise
 
-        async def closed(stream: SubscriptionStream) -> None:
+        def closed(stream: SubscriptionStream) -> None:
             if self._streams.get(key) is stream:
                 del self._streams[key]
 
@@ -414,7 +402,7 @@ class SubscriptionStream(Reader):
         storage: WalStorage,
         reader: FanoutReader,
         subscription: str,
-        on_close: Callable[[SubscriptionStream], Awaitable[None]],
+        on_close: Callable[[SubscriptionStream], None],
     ) -> None:
         """Use `IcebergStorage.create_subscription_stream`."""
         super().__init__()
@@ -459,7 +447,7 @@ class SubscriptionStream(Reader):
     async def close(self) -> None:
         """End it; the subscription's next stream delivers again what was not acknowledged."""
         await self._reader.close()
-        await self._on_close(self)
+        self._on_close(self)
 
     async def __aenter__(self) -> Self:
         return self
