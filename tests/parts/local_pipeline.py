@@ -52,9 +52,6 @@ class LocalPipeline:
     async def subscribed(self, topic, subscription):
         self.noted.append((topic, subscription))
 
-    def wake(self, topic, generation, upto):
-        self._woken.set()
-
     def upto(self, topic, generation):
         return self._uptos[topic, generation].value
 

@@ -3,7 +3,7 @@
 from ister.core.offsets import StartPosition
 from ister.storage import WalStorage
 from ister.storage.factory import WalStorageFactory
-from ister.storage.retention import ObjectKeeper
+from ister.storage.retention import ObjectRetention
 from ister.storage.tiered_reader import TableTier
 from parts.cloud import open_parts
 from parts.factory import World
@@ -35,8 +35,8 @@ async def tabled(tmp_path, **settings):
     return parts
 
 
-def object_keeper(parts, retention_s=0):
-    return ObjectKeeper(parts.storage.objects, parts.storage.table, retention_s, parts.clock)
+def object_retention(parts, retention_s=0):
+    return ObjectRetention(parts.storage.objects, parts.storage.table, retention_s, parts.clock)
 
 
 class TableWorld(World):

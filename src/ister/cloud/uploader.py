@@ -256,7 +256,7 @@ class Uploader:
         log.warning("objects_begin_late", topic=self.topic, start=start)
         return start
 
-    def carry_on(self, wal: Wal) -> None:
+    def continue_with(self, wal: Wal) -> None:
         """Continue with the log that was reopened where objects end."""
         self._log = wal
 

@@ -17,7 +17,7 @@ from ister.core.errors import (
 )
 from ister.core.tiers.selection import NOTHING, OffsetRange
 from ister.ports.files.files import OsFiles
-from ister.ports.objects import Patience
+from ister.ports.objects import RetryOptions
 from ister.runtime.compose import missing_store, open_metadata, open_store, open_tables, topics_config
 from ister.storage.generations import TopicRegistry
 from ister.storage.log_root import LogRoot
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ister.ports.objects import CloudStore
     from ister.storage.factory import TopicsConfig
 
-PATIENCE = Patience(attempt_s=10.0, retries=2)
+RETRY_OPTIONS = RetryOptions(attempt_s=10.0, retries=2)
 """Short, for interactive use: a store that does not answer is reported within a minute."""
 
 
@@ -124,7 +124,7 @@ class TopicView:
 @asynccontextmanager
 async def open_sources(config: Config) -> AsyncIterator[Sources]:
     """Open stores and metadata read-only."""
-    store = open_store(config, patience=PATIENCE)
+    store = open_store(config, retry=RETRY_OPTIONS)
     try:
         metadata = await open_metadata(config, read_only=True)
         try:

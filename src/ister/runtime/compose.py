@@ -13,7 +13,7 @@ from ister.config.catalog import catalog_properties, local_warehouse, require_sh
 from ister.core.errors import InputError, InvalidConfigError
 from ister.ports.files.files import OsFiles
 from ister.ports.metadata import MemoryMetadata, SqliteMetadata
-from ister.ports.objects import Patience, StoreSettings
+from ister.ports.objects import RetryOptions, StoreSettings
 from ister.ports.objects import open_store as open_objects
 from ister.storage.factory import TopicsConfig
 from ister.wal import WalConfig
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from ister.ports.objects import CloudStore
 
 
-def open_store(config: Config, *, patience: Patience | None = None) -> CloudStore:
+def open_store(config: Config, *, retry: RetryOptions | None = None) -> CloudStore:
     """Return the object store; makes no request yet."""
     cloud = config.wal_cloud.cloud
-    return open_objects(StoreSettings(cloud.backend, cloud.root, cloud.revealed_options()), patience=patience)
+    return open_objects(StoreSettings(cloud.backend, cloud.root, cloud.revealed_options()), retry=retry)
 
 
 async def open_metadata(config: Config, *, read_only: bool) -> Metadata:

@@ -6,8 +6,7 @@ from ister.core.tiers.retention import RetentionPolicy
 from ister.storage.persistent import PersistentStorage
 from ister.storage.retention import ReliableOptions
 from ister.storage.spec_api.memory import InMemoryReader, InMemoryStorage
-from ister.storage.spec_api.reliable_dispatch import ReliableDispatch, TopicStore
-from ister.storage.spec_api.topic_cache import TopicCache
+from ister.storage.spec_api.reliable_dispatch import ReliableDispatch, TopicCache, TopicStore
 from ister.storage.wal_storage import WalStorage
 
 __all__ = [

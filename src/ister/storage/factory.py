@@ -34,8 +34,8 @@ from ister.storage.cursors.metadata import progress_root
 from ister.storage.cursors.move import EarlierProgress, drop_cursors, open_cursors
 from ister.storage.generations import TopicRegistry
 from ister.storage.log_root import LogRoot
-from ister.storage.resume import ASK_TIMEOUT_S, Opening, RemoteWait, Waits
-from ister.storage.retention import LogRetention, ObjectKeeper
+from ister.storage.resume import REMOTE_TIMEOUT_S, Opening, RemoteWait, Waits
+from ister.storage.retention import LogRetention, ObjectRetention
 from ister.storage.tiered_reader import ObjectTier, TableTier
 from ister.storage.wal_storage import WalStorage, require_uploader
 from ister.wal import Wal
@@ -99,7 +99,7 @@ class _Open:
     uploader: Uploader | None
     deleter: Deleter | None
     log_retention: LogRetention
-    object_keeper: ObjectKeeper | None
+    object_retention: ObjectRetention | None
     tasks: list[asyncio.Task[None]]
     is_retaining: bool = False
 
@@ -332,9 +332,9 @@ class WalStorageFactory:
         """Return an open topic's deleter."""
         return self._open[topic].deleter
 
-    def object_keeper(self, topic: TopicName) -> ObjectKeeper | None:
+    def object_retention(self, topic: TopicName) -> ObjectRetention | None:
         """Return the task that deletes an open topic's objects that its table holds."""
-        return self._open[topic].object_keeper
+        return self._open[topic].object_retention
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ class WalStorageFactory:
         waits = waits or Waits(RemoteWait(), RemoteWait())
         if known is not None and known.needs_removal(found.on_disk):
             # Data that a failure left, which no later start would find.
-            async with waits.store.limit(ASK_TIMEOUT_S if waits.together else None):
+            async with waits.store.limit(REMOTE_TIMEOUT_S if waits.together else None):
                 await self._remove(topic, known)
             known = await self._registry.get(topic)
         if not found.on_disk and known is None:
@@ -415,8 +415,8 @@ class WalStorageFactory:
         else:
             works.append(self._watch_growth(topic, storage))
         if table is not None and config.object_retention_s is not None:
-            opened.object_keeper = ObjectKeeper(objects, table, config.object_retention_s, self._clock)
-            works.append(opened.object_keeper.run(config.retention.check_interval_s))
+            opened.object_retention = ObjectRetention(objects, table, config.object_retention_s, self._clock)
+            works.append(opened.object_retention.run(config.retention.check_interval_s))
         opened.tasks += [asyncio.create_task(work) for work in works]
         return opened
 

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-ASK_TIMEOUT_S = 10.0
+REMOTE_TIMEOUT_S = 10.0
 """Timeout for the table, and for the object store if the log has messages or other topics are opened at the same time."""
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 
-def must_ask(log_stop: int, objects_stop: int, known_upto: int) -> bool:
+def needs_table(log_stop: int, objects_stop: int, known_upto: int) -> bool:
     """Return True if a topic cannot be opened without its table's answer: its log is empty, or behind what is known.
 
     `known_upto` is the reported end of the table.
@@ -56,11 +56,6 @@ def next_offset(log_stop: int, objects_stop: int, upto: int, known_upto: int) ->
     if furthest < known_upto:
         raise MissingOffsetsError(furthest, known_upto, "the table held them, and does not any more")
     return furthest
-
-
-def left_to_prove(start: int, stop: int, objects: OffsetRange) -> list[OffsetRange]:
-    """Return the parts of [start, stop) that objects do not hold, so that the table has to."""
-    return without(OffsetRange(start, stop), objects)
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -144,7 +139,7 @@ class Opening:
         stop = last.stop if last else 0
         end = NO_TABLE
         if table is not None:
-            end = await self._ask(table, known_upto, needed=must_ask(wal.next_offset, stop, known_upto))
+            end = await self._ask(table, known_upto, needed=needs_table(wal.next_offset, stop, known_upto))
             goal = next_offset(wal.next_offset, stop, end.upto, known_upto)
         else:
             goal = max(wal.next_offset, stop)
@@ -156,9 +151,9 @@ class Opening:
             await wal.close()
             wal = await self.reopen(resume=Resume(goal, newest_us))
             if self.uploader is not None:
-                self.uploader.carry_on(wal)
+                self.uploader.continue_with(wal)
         elif table is not None and self.uploader is not None and stop < wal.start_offset <= end.upto:
-            held = await self._begin_anew(table, OffsetRange(stop, wal.start_offset), held)
+            held = await self._restart_objects(table, OffsetRange(stop, wal.start_offset), held)
         if self.uploader is not None:
             self.uploader.uploaded.reach(max(self.uploader.uploaded.value, catalog.begin))
         return Joined(wal, held, end)
@@ -171,7 +166,7 @@ class Opening:
             return last
         log_is_enough = wal.next_offset > 0 and (last is None or wal.next_offset >= last.stop)
         try:
-            async with self.waits.store.limit(ASK_TIMEOUT_S if log_is_enough or self.waits.together else None):
+            async with self.waits.store.limit(REMOTE_TIMEOUT_S if log_is_enough or self.waits.together else None):
                 return await uploader.recover_behind(last, log_is_open=False)
         except TimeoutError:
             failure: StoreUnavailableError | StoreRefusedError = StoreUnavailableError(
@@ -196,11 +191,11 @@ class Opening:
     async def _ask(self, table: TopicTable, known_upto: int, *, needed: bool) -> TableEnd:
         """Return the table's end; the reported one if it does not answer and is not needed."""
         try:
-            async with self.waits.table.limit(ASK_TIMEOUT_S):
+            async with self.waits.table.limit(REMOTE_TIMEOUT_S):
                 return await table.look()
         except TimeoutError:
             failure: LakeUnavailableError | TableMovedError = LakeUnavailableError(
-                self._topic, "look at", f"no answer in {ASK_TIMEOUT_S:g} s"
+                self._topic, "look at", f"no answer in {REMOTE_TIMEOUT_S:g} s"
             )
         except (LakeUnavailableError, TableMovedError) as error:
             failure = error
@@ -229,7 +224,7 @@ class Opening:
             # The table has to prove everything that objects do not hold.
             start, objects, moved = min(start, objects.start), OffsetRange(border, max(border, objects.stop)), True
         behind = end.upto > objects.stop or objects == (goal, goal)
-        for part in left_to_prove(start, goal, objects):
+        for part in without(OffsetRange(start, goal), objects):
             await table.prove(*part)
         if moved:
             await self.catalog.begin_at(objects.start)
@@ -246,7 +241,7 @@ class Opening:
             return OffsetRange(goal, goal)
         return objects
 
-    async def _begin_anew(self, table: TopicTable, gap: OffsetRange, objects: OffsetRange) -> OffsetRange:
+    async def _restart_objects(self, table: TopicTable, gap: OffsetRange, objects: OffsetRange) -> OffsetRange:
         """Continue objects at the log's start, after a gap that the table fills: it was pruned while uploads were off.
 
         Without a proof nothing is changed, and the uploader reports the gap.

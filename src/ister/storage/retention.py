@@ -121,7 +121,7 @@ class LogRetention(Periodic):
 log = structlog.get_logger()
 
 
-class ObjectKeeper(Periodic):
+class ObjectRetention(Periodic):
     """The object retention of one topic; `run` as a task, or call `tick`."""
 
     def __init__(self, objects: ObjectTier, table: TableTier, retention_s: float, clock: Clock) -> None:
@@ -138,7 +138,7 @@ class ObjectKeeper(Periodic):
         """Delete objects that have expired; returns the number of deleted objects without a descriptor."""
         deleted = 0
         async with self._working:
-            while await self._let_go():
+            while await self._delete_oldest():
                 pass
             while self._leftovers:
                 count = await self._delete_undescribed()
@@ -146,8 +146,8 @@ class ObjectKeeper(Periodic):
                 self._leftovers = count == BATCH
         return deleted
 
-    async def _let_go(self) -> bool:
-        """Delete the descriptors of the oldest objects; returns True if there may be more."""
+    async def _delete_oldest(self) -> bool:
+        """Delete the descriptors of the oldest expired objects; returns True if there may be more."""
         catalog = self._objects.reader.catalog
         oldest = await self._oldest()
         start = oldest[0].start if oldest else 0

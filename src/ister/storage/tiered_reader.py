@@ -43,7 +43,7 @@ OBJECTS_FAIL = (MissingObjectError, MissingOffsetsError, CorruptObjectError)
 
 
 class TopicTable(Protocol):
-    """The rows of one topic, or of one partition of a topic, in its table.
+    """The rows of one topic, or of one partition of a topic, in its table (`ister.lake.topic_table`).
 
     Every call may raise LakeUnavailableError (nothing happened, try later) and TableMovedError (rolled back, replaced or
     dropped).
@@ -181,7 +181,7 @@ class TieredReader(Reader):
     async def _read(self) -> list[StreamMessage]:
         while True:
             if self._from_later is None and self._from_log is None:
-                self._turn(self._decide())
+                self._open_tier(self._decide())
             if self._from_later is not None:
                 messages = await self._read_later(self._from_later)
                 if not messages:
@@ -205,7 +205,7 @@ class TieredReader(Reader):
         if failure is not None:
             await self.close()  # the next call selects again
             if isinstance(failure, OBJECTS_FAIL) and self._next in self._table_span:
-                self._pass_by(failure)
+                self._fall_back_to_table(failure)
                 return []
             raise failure
         self._next = stream.next_offset
@@ -224,7 +224,7 @@ class TieredReader(Reader):
             return []
         except (CorruptLogError, MissingFileError) as error:
             self._from_log = None
-            self._avoid(error)
+            self._fall_back_from_log(error)
             return []
         self._next = reader.next_offset
         return messages
@@ -250,7 +250,7 @@ class TieredReader(Reader):
             lost=self._lost,
         )
 
-    def _turn(self, to: Serve) -> None:
+    def _open_tier(self, to: Serve) -> None:
         if to.tier is Tier.LOG:
             self._from_log = self._wal.create_reader(StartPosition.offset(self._next))
             return
@@ -263,7 +263,7 @@ class TieredReader(Reader):
             assert self._table is not None, "only existing tiers are selected"
             self._from_later = self._table.table.open(self._next, to.stop)
 
-    def _avoid(self, error: IsterError) -> None:
+    def _fall_back_from_log(self, error: IsterError) -> None:
         """Read the rest of a damaged file from objects or the table if they have it; else raise the damage."""
         found = self._wal.locate(self._next)
         held = [span.stop for span in (self._object_span, self._table_span) if self._next in span]
@@ -273,7 +273,7 @@ class TieredReader(Reader):
         self._unreadable = OffsetRange(self._next, min(stop, max(held)))
         log.error("log_damaged", log=self._wal.config.name, start=self._next, stop=stop, cause=str(error))
 
-    def _pass_by(self, error: IsterError) -> None:
+    def _fall_back_to_table(self, error: IsterError) -> None:
         """Read the rest of a missing or damaged object from the table, which has the next offset.
 
         An object that retention has deleted meanwhile is no damage, and not logged.

@@ -215,7 +215,7 @@ class ActiveFiles:
         return len(doomed)
 
     def close(self) -> None:
-        """Make the closing marker durable, which tells damage from a torn tail, and release the directory."""
+        """Make the closing marker durable, which distinguishes damage from a torn tail, and release the directory."""
         try:
             if not self.active_closed:
                 self._file.sync()

@@ -8,7 +8,7 @@ from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
 from ister.core.reader import Reader
 from ister.storage import InMemoryStorage, TopicCache, TopicStore
-from ister.storage.spec_api.topic_cache import CACHE_BYTES_MAX
+from ister.storage.spec_api.reliable_dispatch import CACHE_BYTES_MAX
 from parts.cloud import open_parts
 from parts.cloud import run as run_for_real
 from sim.machine import run
@@ -212,7 +212,7 @@ def test_a_read_that_was_under_way_does_not_bring_back_what_was_forgotten(change
         if change == "pruned":
             cache.forget_below(await storage.prune(3))
         else:
-            cache.stand_before(await stored(3))
+            cache.attach(await stored(3))
         go.set()
         assert (await fetching).offset == 1
         assert cache.offsets == []

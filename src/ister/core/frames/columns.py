@@ -395,7 +395,7 @@ def _run_names(raw: bytes, bodies: np.ndarray, runs: np.ndarray, count: int) -> 
 
 
 def _castable(batch: pa.RecordBatch) -> dict[str, pa.Array | None]:
-    """Return the columns of a batch that somebody gave us, each checked and of its type; None for those it has not."""
+    """Return the columns of a caller's batch, each checked and cast to its type; None for a missing one."""
     unknown = sorted(set(batch.schema.names) - set(SCHEMA.names))
     if unknown:
         raise InvalidMessageError("batch", f"has columns that a message does not: {', '.join(unknown)}")

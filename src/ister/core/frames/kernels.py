@@ -1,6 +1,6 @@
 """The loops over frames that numba compiles: check, take apart and build a run of frames.
 
-Every function works on plain numpy arrays and allocates nothing. `scan` is the only judge of bytes: the others trust
+Every function works on plain numpy arrays and allocates nothing. Only `scan` checks bytes; the others trust
 what it has checked. Numbers are read from unaligned bytes through small intrinsics, because a numpy view would have
 to be made per field.
 """

@@ -263,7 +263,9 @@ class EtcdMetadata:
 
 
 class EtcdWatch:
-    """Changes from one revision on. A cancelled step loses nothing: the next one connects again.
+    """Changes from one revision on, also across lost connections: it resumes behind the last change that it yielded.
+
+    A cancelled step loses nothing: the next one connects again.
 
     Large answers come in fragments, which may end within a revision. So the place is a revision that was not given
     completely yet, and how many of its changes were.

@@ -1,8 +1,8 @@
 """SQLite file of the metadata store: tables, lock, error mapping. Everything here blocks.
 
 `changes` is the history, one row per change with its value (NULL: removed) and a checksum, since SQLite has none.
-`keys` says which change of a key is the last one, and which lease it hangs on. After so many changes or bytes a mark is
-set, and what was superseded before the previous mark is forgotten: a watch can go back one to two such spans.
+`keys` has the last change of each key, and its lease. After so many changes or bytes a mark is set, and history that was
+superseded before the previous mark is deleted: a watch can go back one to two such spans.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ReadFile:
 
         While there is a -shm file, a writer lives or has crashed, and SQLite reads the -wal file through it without
         writing. Without one everything is in the main file; asking SQLite for the others would create them. There it
-        takes no locks, so an answer counts only when nobody has touched the file meanwhile.
+        takes no locks, so a result counts only if the file has not changed meanwhile.
         """
         for _ in range(READ_TRIES):
             before = self._state(action)
@@ -247,7 +247,7 @@ def _open_retrying(path: Path) -> sqlite3.Connection:
     """Open the file to write.
 
     SQLite shares its index of the -wal file among the connections of a process: while one that reads has opened it
-    without the right to write, ours has no such right either. Such a one is gone in a moment.
+    without the right to write, ours has no such right either. It closes in a moment.
     """
     for _ in range(WRITE_TRIES):
         try:

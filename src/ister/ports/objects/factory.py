@@ -12,7 +12,7 @@ from opendal import AsyncOperator, config
 
 from ister.core.errors import InvalidConfigError
 from ister.ports.objects.fs import FsStore
-from ister.ports.objects.opendal_store import FAILURES, PUBLIC, OpendalStore, Patience, Redactor
+from ister.ports.objects.opendal_store import FAILURES, PUBLIC, OpendalStore, Redactor, RetryOptions
 from ister.ports.objects.store import key_fault
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def parse_root(backend: str, root: str) -> Root:
     return Root(container if backend in CONTAINER else "", prefix)
 
 
-def open_store(settings: StoreSettings, *, patience: Patience | None = None) -> CloudStore:
+def open_store(settings: StoreSettings, *, retry: RetryOptions | None = None) -> CloudStore:
     """Open a store without a request; raise InvalidConfigError if the settings are invalid."""
     backend, place = settings.backend, parse_root(settings.backend, settings.root)
     given = {name: value for name, value in settings.options.items() if value}
@@ -107,7 +107,7 @@ def open_store(settings: StoreSettings, *, patience: Patience | None = None) -> 
     can = operator.capability()
     if lacks := [need for need in NEEDED if not getattr(can, need)]:
         raise InvalidConfigError(f"{SETTING}.backend", f"is {backend!r}, which cannot {', '.join(lacks)}")
-    return OpendalStore(operator, service=backend, name=name, redact=redact, patience=patience)
+    return OpendalStore(operator, service=backend, name=name, redact=redact, retry=retry)
 
 
 def _bad_root(backend: str, root: str) -> None:

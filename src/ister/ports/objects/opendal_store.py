@@ -58,7 +58,7 @@ NO_BUCKET = "there is no such bucket or container"
 # How S3, Azure and GCS distinguish a missing bucket from a missing object; a HEAD response has no text for that.
 BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 # How OpenDAL reports that an object ends before the range does, where it has no RangeNotSatisfied: Azure's answer is 416,
-# Azurite's a range like 5-4. None of them is proof; a look at the size decides.
+# Azurite's a range like 5-4. None of them is proof; the size decides.
 SHORT = ("too little data", "status: 416", "content range is invalid")
 SLOWEST_BYTES_PER_S = 1 << 20
 HIDDEN = "***"
@@ -75,7 +75,7 @@ PUBLIC = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryOptions:
     """Timeouts and retries of requests to a store."""
 
     attempt_s: float = 30.0  # one request, and one more second for every MiB it sends
@@ -102,11 +102,11 @@ class OpendalStore:
         service: str,
         name: str,
         redact: Redactor | None = None,
-        patience: Patience | None = None,
+        retry: RetryOptions | None = None,
     ) -> None:
         self._bare = operator
-        self._patience = patience or Patience()
-        self._operator = self._patient(0)
+        self._retry = retry or RetryOptions()
+        self._operator = self._with_retries(0)
         self._name = name
         self._redact = redact or Redactor(())
         self._ordered = service in ORDERED
@@ -125,9 +125,9 @@ class OpendalStore:
         view = memoryview(data).cast("B")
         failure: IsterError
         try:
-            async with asyncio.timeout(self._patience.whole(len(view))):
+            async with asyncio.timeout(self._retry.whole(len(view))):
                 # The stub says bytes; any buffer is taken, and copied once.
-                await self._patient(len(view)).write(key, view, if_not_exists=True)  # type: ignore[arg-type]
+                await self._with_retries(len(view)).write(key, view, if_not_exists=True)  # type: ignore[arg-type]
         except EXISTS:
             failure = ObjectExistsError(self._name, key)
         except TimeoutError:
@@ -202,16 +202,16 @@ class OpendalStore:
     async def close(self) -> None:
         """Do nothing: OpenDAL closes idle connections."""
 
-    def _patient(self, count: int) -> AsyncOperator:
+    def _with_retries(self, count: int) -> AsyncOperator:
         """Return the operator with a time limit on each attempt, and attempts around it; the order matters."""
-        limit = self._patience.attempt(count)
+        limit = self._retry.attempt(count)
         return self._bare.layer(TimeoutLayer(timeout=limit, io_timeout=limit)).layer(
             RetryLayer(
-                max_times=self._patience.retries,
+                max_times=self._retry.retries,
                 factor=2.0,
                 jitter=True,
-                min_delay=self._patience.pause_s_min,
-                max_delay=self._patience.pause_s_max,
+                min_delay=self._retry.pause_s_min,
+                max_delay=self._retry.pause_s_max,
             )
         )
 
@@ -226,7 +226,7 @@ class OpendalStore:
             if found is None:
                 raise PutUnknownError(self._name, key, "it was taken, but it is not there")
             if found.content_length != len(view):
-                # Perhaps a proxy answered: the caller looks again before it calls this damage.
+                # Perhaps a proxy answered: the caller checks again before it reports damage.
                 cause = f"{len(view)} bytes were put, the store has {found.content_length}"
                 raise PutUnknownError(self._name, key, cause)
             info = ObjectInfo(key, len(view), found.etag or "")
@@ -261,9 +261,9 @@ class OpendalStore:
         return b""
 
     async def _read_unmatched(self, key: str, start: int, stop: int, etag: str) -> bytes:
-        """Read what the store says has another etag, if a look says that it has this one.
+        """Read an object whose etag the store reports as different, if `stat` returns this one.
 
-        Some servers refuse the etag that they told us themselves. We do not ask those to compare any more.
+        Some servers refuse the etag that they returned themselves; those are not asked to compare again.
         """
         await self._read_nothing(key, stop, etag)
         self._can_match = False
@@ -300,7 +300,7 @@ class OpendalStore:
     async def _ask(self, action: str, count: int, call: Callable[[], Awaitable[T]]) -> T:
         failure: IsterError
         try:
-            async with asyncio.timeout(self._patience.whole(count)):
+            async with asyncio.timeout(self._retry.whole(count)):
                 return await call()
         except TimeoutError:
             failure = StoreUnavailableError(self._name, action, "no answer in time")

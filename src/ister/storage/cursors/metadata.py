@@ -155,7 +155,7 @@ class OwnedKey:
         self._adopt(entry)
 
     async def read(self) -> None:
-        """Read the key, and accept its value whoever wrote it."""
+        """Read the key, and accept its value from any writer."""
         self._adopt(await self._metadata.get(self.key))
         self._doubts.clear()
 
@@ -335,7 +335,7 @@ class MetadataCursors(SavedCursors):
                 self._finished[name] = self._stored_finished[name] = self._finished_of(record)
         cursors, self._finished, beyond = cut_back(cursors, self._finished, self._limit)
         if beyond:
-            # In metadata too, and now: once the topic has grown past such a cursor, no later open could tell that it is wrong.
+            # In metadata too, and now: once the topic has grown past such a cursor, no later open could detect it.
             await self._write(cursors)
             log.warning("cursors_cut_back", topic=str(self._topic), subscriptions=sorted(beyond), cursor=self._limit)
         return cursors

@@ -307,7 +307,7 @@ def _open_file(files: Files, directory: Path, limit: int) -> tuple[dict[str, int
         files.sync_directory(directory)
     cursors, finished, beyond = cut_back(cursors, finished, limit)
     if beyond:
-        # On disk too, and now: once the log has grown past such a cursor, no later open could tell that it is wrong.
+        # On disk too, and now: once the log has grown past such a cursor, no later open could detect it.
         replace_file(files, directory / CURSORS_NAME, dump_cursors(cursors, finished), durable=True)
         log.warning("cursors_cut_back", directory=str(directory), subscriptions=sorted(beyond), cursor=limit)
     return cursors, finished
