@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ister.cloud import CloudReader, ObjectCatalog, Uploader, UploadOptions
-from ister.cloud.checkpoint import UploadCheckpoint
+from ister.cloud.uploader import UploadCheckpoint
 from ister.core.message import MsgID, StreamMessage
 from ister.core.names import TopicName
 from ister.ports.files.files import OsFiles

@@ -13,18 +13,18 @@ from ister.core.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from ister.ports.objects import OpendalStore, Patience, open_store
+from ister.ports.objects import OpendalStore, RetryOptions, open_store
 from services.fault_proxy import KINDS, FaultProxy
 from services.moto import shared_moto
 from services.objects_contract import keys
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = Patience(attempt_s=0.8, retries=2, pause_s_min=0.01, pause_s_max=0.05)
+RETRY_OPTIONS = RetryOptions(attempt_s=0.8, retries=2, pause_s_min=0.01, pause_s_max=0.05)
 SIZES = {0: 1, 10: 4, 3000: 10, 200_000: 1}  # and how often
 SIZE_MAX = max(SIZES)
 # A put is a write, a look and perhaps a read; each of them ends by its own limit, and the machine is busy.
-CALL_S_MAX = 3 * PATIENCE.whole(SIZE_MAX) + 2
+CALL_S_MAX = 3 * RETRY_OPTIONS.whole(SIZE_MAX) + 2
 
 
 class Weather:
@@ -100,7 +100,7 @@ def test_f21_bad_weather_before_an_s3_server_gives_no_wrong_byte(count, tell):
         root = f"{moto.make_bucket()}/p"
         async with FaultProxy(moto.port, seed=21, hung_s=1.5) as proxy:
             weather = Weather(
-                open_store(moto.settings(root, endpoint=f"http://127.0.0.1:{proxy.port}"), patience=PATIENCE), seed=7
+                open_store(moto.settings(root, endpoint=f"http://127.0.0.1:{proxy.port}"), retry=RETRY_OPTIONS), seed=7
             )
             numbers = iter(range(calls))
 
@@ -134,7 +134,7 @@ def test_f21_bad_weather_before_an_s3_server_gives_no_wrong_byte(count, tell):
     )
 
 
-def through(kind, act, *, faults_max=1 << 30, patience=PATIENCE):
+def through(kind, act, *, faults_max=1 << 30, retry=RETRY_OPTIONS):
     """Run `act(store behind the fault, calm store)`."""
 
     async def main():
@@ -142,7 +142,7 @@ def through(kind, act, *, faults_max=1 << 30, patience=PATIENCE):
         root = moto.make_bucket()
         async with FaultProxy(moto.port, rate=1.0, kinds=(kind,), hung_s=3.0, faults_max=faults_max) as proxy:
             settings = moto.settings(root, endpoint=f"http://127.0.0.1:{proxy.port}")
-            return await act(open_store(settings, patience=patience), open_store(moto.settings(root))), proxy.counts
+            return await act(open_store(settings, retry=retry), open_store(moto.settings(root))), proxy.counts
 
     return asyncio.run(main())
 
@@ -159,20 +159,22 @@ LANDED = {"lost", "hung", "cut", "5xx-after"}  # the server has acted, and we ar
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_fault_alone_ends_in_the_error_that_says_what_is_known(kind):
-    patience = PATIENCE if kind != "hung" else Patience(attempt_s=0.3, retries=1, pause_s_min=0.01, pause_s_max=0.05)
+    retry = (
+        RETRY_OPTIONS if kind != "hung" else RetryOptions(attempt_s=0.3, retries=1, pause_s_min=0.01, pause_s_max=0.05)
+    )
 
     async def act(store, calm):
         await calm.put_if_absent("old", b"x" * 5000)
         put = await ending(store.put_if_absent("new", b"y" * 5000))
         return put, await ending(store.read("old", 0, 5000)), await calm.stat("new")
 
-    (put, read, new), counts = through(kind, act, patience=Patience() if kind in {"slow", "short"} else patience)
+    (put, read, new), counts = through(kind, act, retry=RetryOptions() if kind in {"slow", "short"} else retry)
     if kind in {"slow", "short"}:
         assert put.size == new.size == 5000
     else:
         assert isinstance(put, PutUnknownError), put
         assert (new is not None) == (kind in LANDED)
-        assert counts[kind] >= 2 * (patience.retries + 1), "each call was tried again"
+        assert counts[kind] >= 2 * (retry.retries + 1), "each call was tried again"
     if kind == "slow":
         assert read == b"x" * 5000
     else:
@@ -190,21 +192,21 @@ def test_f20_an_answer_that_is_lost_once_is_told_as_exists_and_the_object_is_our
 
 
 def test_a_server_that_never_answers_is_given_up_in_bounded_time():
-    patience = Patience(attempt_s=0.1, retries=1, pause_s_min=0.01, pause_s_max=0.02)
+    retry = RetryOptions(attempt_s=0.1, retries=1, pause_s_min=0.01, pause_s_max=0.02)
 
     async def act(store, _):
         began = time.monotonic()
         ends = [await ending(store.put_if_absent("x", b"1")), await ending(store.read("x", 0, 1))]
         return ends, time.monotonic() - began
 
-    (ends, spent), _ = through("hung", act, patience=patience)
+    (ends, spent), _ = through("hung", act, retry=retry)
     assert [type(end) for end in ends] == [PutUnknownError, StoreUnavailableError]
     assert spent < 2.5
 
 
 def test_a_bucket_that_is_not_there_is_a_wrong_configuration():
     async def main():
-        store = open_store(shared_moto().settings("no-such-bucket"), patience=PATIENCE)
+        store = open_store(shared_moto().settings("no-such-bucket"), retry=RETRY_OPTIONS)
         for call in (store.put_if_absent("x", b"1"), store.read("x", 0, 1), keys(store)):
             with pytest.raises(StoreRefusedError, match="bucket"):
                 await call

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from interop.load import Reader, Writer, check_history, read_back
 from interop.raw import EXCLUSIVE, KEY_SHARED, SHARED, api
 from interop.waiting import eventually, limited_to
-from ister.core.frames.recover import Verdict, recover
+from ister.core.frames.recover import Verdict
 from parts.counts import LONG
+from parts.recover import recover
 
 WRITERS = 6
 RESTART_S_MAX = 5.0

@@ -142,7 +142,7 @@ class FourTiers(Tiers):
 
     @rule()
     def delete_objects(self):
-        done["objects deleted behind the table"] += self.run(self.factory.object_keeper(TOPIC).tick())
+        done["objects deleted behind the table"] += self.run(self.factory.object_retention(TOPIC).tick())
 
     @precondition(lambda self: self.upto >= self.storage.objects.span.stop > 0)
     @rule(really=st.integers(0, 3))

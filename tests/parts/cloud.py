@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from ister.cloud import CloudReader, Deleter, ObjectCatalog, Retention, Uploader, UploadOptions
-from ister.cloud.checkpoint import UploadCheckpoint
+from ister.cloud.uploader import UploadCheckpoint
 from ister.core.message import StreamMessage
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import random
 
-from ister.core.dispatch.shared_reader import Limits, Seats, State, Step
+from ister.core.dispatch.shared_reader import Limits, SharedReaderState, State, Step
 from ister.core.message import MsgID, StreamMessage
 from parts.cloud import run
 
@@ -95,7 +95,7 @@ class Model:
     def __init__(self, seed):
         self.rng = random.Random(seed)
         self.limits = Limits(self.rng.randint(1, 12), self.rng.choice([1, 30, 10_000]), self.rng.choice([0, 3, 40]))
-        self.seats = Seats(self.limits)
+        self.state = SharedReaderState(self.limits)
         share = self.rng.choice([0, 0.1])
         self.gaps = {offset for offset in range(2000) if self.rng.random() < share}
         self.end = 0
@@ -133,16 +133,16 @@ class Model:
             self.expects[number] += 1
 
     def check(self):
-        seats = self.seats
-        for number, seat in seats.seats.items():
+        state = self.state
+        for number, subscriber in state.subscribers.items():
             queue = self.queues[number]
-            assert seat.messages == len(queue) <= self.limits.messages
+            assert subscriber.messages == len(queue) <= self.limits.messages
             size = sum(map(self.size, queue))
-            assert seat.size == size
+            assert subscriber.size == size
             assert size <= self.limits.size or len(queue) == 1
-            if seat.state is State.WAITS:
-                assert seats.head is not None
-                assert seats.head <= seat.at <= seats.head + self.limits.reach, (
+            if subscriber.state is State.WAITS:
+                assert state.head is not None
+                assert state.head <= subscriber.at <= state.head + self.limits.reach, (
                     "nobody waits behind the head, or far ahead"
                 )
                 assert not queue
@@ -153,7 +153,7 @@ class Model:
     def join(self):
         if len(self.queues) < 6:
             at = self.rng.randint(0, self.end)
-            number = self.seats.join(at)
+            number = self.state.join(at)
             self.queues[number], self.seen[number] = [], []
             self.starts[number] = self.expects[number] = at
             if self.rng.random() < 0.1:
@@ -164,14 +164,14 @@ class Model:
             self.forget(self.rng.choice(list(self.queues)))
 
     def forget(self, number):
-        self.seats.leave(number)
+        self.state.leave(number)
         for part in (self.queues, self.seen, self.starts, self.expects, self.reading):
             part.pop(number, None)
         self.settle()
 
     def settle(self):
-        if self.seats.head is not None and not self.seats.followed:
-            self.seats.stop()
+        if self.state.head is not None and not self.state.followed:
+            self.state.stop()
 
     def want(self, number=None):
         able = [n for n in self.queues if n not in self.dead and n not in self.reading]
@@ -179,22 +179,22 @@ class Model:
             number = self.rng.choice(able)
         if number is None:
             return None
-        step = self.seats.ask(number)
+        step = self.state.ask(number)
         match step:
             case Step.TAKE:
                 count = self.rng.randint(1, len(self.queues[number]))
                 taken = self.queues[number][:count]
                 del self.queues[number][:count]
                 self.seen[number] += taken
-                self.seats.took(number, count, sum(map(self.size, taken)))
+                self.state.took(number, count, sum(map(self.size, taken)))
             case Step.READ:
-                self.reading[number] = self.seats.seats[number].at
+                self.reading[number] = self.state.subscribers[number].at
                 self.counts["alone"] += 1
             case Step.LEAD:
                 self.counts["led"] += 1
             case Step.WAIT:
                 if self.rng.random() < 0.1:
-                    self.seats.rest(number)
+                    self.state.rest(number)
         return step
 
     def end_read(self):
@@ -205,37 +205,47 @@ class Model:
             found = [offset for offset in range(start, stop) if offset not in self.gaps]
             self.gave(number, found)
             self.seen[number] += found
-            self.seats.has_read(number, max(stop, self.seats.seats[number].at))
+            self.state.has_read(number, max(stop, self.state.subscribers[number].at))
 
     def share(self):
-        head = self.seats.head
-        if not self.seats.wanted or head is None or head >= self.end:
+        head = self.state.head
+        if not self.state.wanted or head is None or head >= self.end:
             return
         stop = min(self.end, head + self.rng.randint(1, 15))
         offsets = [offset for offset in range(head, stop) if offset not in self.gaps]
-        waited = {n for n, seat in self.seats.seats.items() if seat.state is State.WAITS and seat.at < stop}
-        there = {n for n, seat in self.seats.seats.items() if seat.state is not State.READS and head <= seat.at < stop}
-        for share in self.seats.deliver(offsets, [self.size(offset) for offset in offsets], stop):
-            self.gave(share.seat, offsets[share.first : share.last])
-            self.queues[share.seat] += offsets[share.first : share.last]
+        waited = {
+            n
+            for n, subscriber in self.state.subscribers.items()
+            if subscriber.state is State.WAITS and subscriber.at < stop
+        }
+        there = {
+            n
+            for n, subscriber in self.state.subscribers.items()
+            if subscriber.state is not State.READS and head <= subscriber.at < stop
+        }
+        for share in self.state.deliver(offsets, [self.size(offset) for offset in offsets], stop):
+            self.gave(share.subscriber, offsets[share.first : share.last])
+            self.queues[share.subscriber] += offsets[share.first : share.last]
             assert share.size == sum(map(self.size, offsets[share.first : share.last]))
-            assert share.stop == self.seats.seats[share.seat].at
+            assert share.stop == self.state.subscribers[share.subscriber].at
             self.counts["shared"] += 1
-        assert self.seats.head == stop
+        assert self.state.head == stop
         for number in waited:
-            seat = self.seats.seats[number]
-            assert self.queues[number] or seat.at == stop, "who waited got something, if there was anything for it"
-        self.counts["fell"] += sum(self.seats.seats[n].at < stop for n in there)
+            subscriber = self.state.subscribers[number]
+            assert self.queues[number] or subscriber.at == stop, (
+                "who waited got something, if there was anything for it"
+            )
+        self.counts["fell"] += sum(self.state.subscribers[n].at < stop for n in there)
         self.settle()
 
     def fail(self):
-        if self.seats.wanted:
+        if self.state.wanted:
             there = [
-                n for n, s in self.seats.seats.items()
-                if (s.state is not State.READS and s.at == self.seats.head) or s.state is State.WAITS
+                n for n, s in self.state.subscribers.items()
+                if (s.state is not State.READS and s.at == self.state.head) or s.state is State.WAITS
             ]  # fmt: skip
-            assert self.seats.fail() == there
-            assert self.seats.head is None
+            assert self.state.fail() == there
+            assert self.state.head is None
             self.counts["told"] += len(there)
 
     def finish(self):
@@ -258,5 +268,5 @@ class Model:
             assert self.seen[number] == want
 
     def at(self, number):
-        seat = self.seats.seats[number]
-        return self.end - 1 if self.queues[number] else seat.at
+        subscriber = self.state.subscribers[number]
+        return self.end - 1 if self.queues[number] else subscriber.at

@@ -63,7 +63,9 @@ class SimWorld(World):
         for served in self.pipeline._served.values():
             crash_wal(served.storage.wal)
         for opened in list(self.topics._open.values()):
-            await self.topics._end_tasks(opened)
+            for task in opened.tasks:
+                task.cancel()
+            await asyncio.gather(*opened.tasks, return_exceptions=True)
         self.pipeline._task.cancel()
         await asyncio.wait({self.pipeline._task})
         await self.topics._root.disown()

@@ -11,7 +11,7 @@ from ister.core.frames.frame import encode_message
 from ister.core.offsets import StartPosition
 from ister.lake.columns import table_rows
 from ister.lake.parquet import write_files
-from ister.storage.iceberg.topic_host import Served
+from ister.storage.iceberg.storage import Served
 
 
 class LocalPipeline:
@@ -51,9 +51,6 @@ class LocalPipeline:
 
     async def subscribed(self, topic, subscription):
         self.noted.append((topic, subscription))
-
-    def wake(self, topic, generation, upto):
-        self._woken.set()
 
     def upto(self, topic, generation):
         return self._uptos[topic, generation].value

@@ -3,8 +3,8 @@
 from ister.core.offsets import StartPosition
 from ister.storage import WalStorage
 from ister.storage.factory import WalStorageFactory
-from ister.storage.object_retention import ObjectKeeper
-from ister.storage.table_tier import TableTier
+from ister.storage.retention import ObjectRetention
+from ister.storage.tiered_reader import TableTier
 from parts.cloud import open_parts
 from parts.factory import World
 from sim.table_machine import SimTable
@@ -35,8 +35,8 @@ async def tabled(tmp_path, **settings):
     return parts
 
 
-def object_keeper(parts, retention_s=0):
-    return ObjectKeeper(parts.storage.objects, parts.storage.table, retention_s, parts.clock)
+def object_retention(parts, retention_s=0):
+    return ObjectRetention(parts.storage.objects, parts.storage.table, retention_s, parts.clock)
 
 
 class TableWorld(World):

@@ -7,13 +7,13 @@ import pytest
 
 from ister.core.errors import StoreRefusedError
 from ister.ports.metadata import SqliteMetadata
-from ister.ports.objects import Patience, open_store
+from ister.ports.objects import RetryOptions, open_store
 from real.lost_disk import tell_story
 from services.azurite import KEY
 from services.objects_contract import ObjectsContract, keys, run
 
 PAGE = 5000  # of a listing, on Azure
-QUICK = Patience(retries=1, pause_s_min=0.01, pause_s_max=0.05)
+QUICK = RetryOptions(retries=1, pause_s_min=0.01, pause_s_max=0.05)
 OTHER = base64.b64encode(b"another key, of thirty-two bytes").decode()
 
 
@@ -51,7 +51,7 @@ def test_s9_who_has_the_wrong_key_is_refused_and_no_key_is_told(azurite, wrong):
     async def main():
         root = azurite.make_container()
         await open_store(azurite.settings(root)).put_if_absent("x", b"1")
-        store = open_store(azurite.settings(root, **wrong), patience=QUICK)
+        store = open_store(azurite.settings(root, **wrong), retry=QUICK)
         calls = (
             store.put_if_absent("y", b"1"), store.read("x", 0, 1), store.read("x", 0, 0), store.stat("x"),
             keys(store), store.delete("x"),
@@ -68,7 +68,7 @@ def test_s9_who_has_the_wrong_key_is_refused_and_no_key_is_told(azurite, wrong):
 
 def test_a_container_that_is_not_there_is_a_wrong_configuration(azurite):
     async def main():
-        store = open_store(azurite.settings("no-such-container"), patience=QUICK)
+        store = open_store(azurite.settings("no-such-container"), retry=QUICK)
         for call in (store.put_if_absent("x", b"1"), store.read("x", 0, 1), keys(store)):
             with pytest.raises(StoreRefusedError, match="no such bucket or container"):
                 await call

@@ -4,11 +4,11 @@ import pytest
 
 from ister.core.errors import CorruptObjectError, StoreRefusedError
 from ister.ports.metadata import SqliteMetadata
-from ister.ports.objects import Patience, open_store
+from ister.ports.objects import RetryOptions, open_store
 from real.lost_disk import tell_story
 from services.objects_contract import ObjectsContract, keys, run
 
-QUICK = Patience(retries=1, pause_s_min=0.01, pause_s_max=0.05)
+QUICK = RetryOptions(retries=1, pause_s_min=0.01, pause_s_max=0.05)
 
 
 class TestContract(ObjectsContract):
@@ -34,7 +34,7 @@ class TestContract(ObjectsContract):
 
 def test_a_bucket_that_is_not_there_is_a_wrong_configuration(fake_gcs):
     async def main():
-        store = open_store(fake_gcs.settings("no-such-bucket"), patience=QUICK)
+        store = open_store(fake_gcs.settings("no-such-bucket"), retry=QUICK)
         for call in (store.put_if_absent("x", b"1"), keys(store)):
             with pytest.raises(StoreRefusedError, match="no such bucket"):
                 await call

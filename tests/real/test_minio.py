@@ -6,12 +6,12 @@ from contextlib import suppress
 import pytest
 
 from ister.core.errors import ObjectExistsError, PutUnknownError, StoreRefusedError
-from ister.ports.objects import Patience, open_store
+from ister.ports.objects import RetryOptions, open_store
 from services.minio import ClosingProxy
 from services.objects_contract import ObjectsContract, keys, run
 from unit import test_objects_faults as faults
 
-QUICK = Patience(retries=1, pause_s_min=0.01, pause_s_max=0.05)
+QUICK = RetryOptions(retries=1, pause_s_min=0.01, pause_s_max=0.05)
 CANARY = "canary-secret-51c7"
 
 
@@ -38,7 +38,7 @@ def test_s9_who_has_the_wrong_secret_is_refused_and_no_secret_is_told(minio, wro
     async def main():
         root = minio.make_bucket()
         await open_store(minio.settings(root)).put_if_absent("x", b"1")
-        store = open_store(minio.settings(root, **wrong), patience=QUICK)
+        store = open_store(minio.settings(root, **wrong), retry=QUICK)
         calls = (
             store.put_if_absent("y", b"1"), store.read("x", 0, 1), store.read("x", 0, 0), store.stat("x"),
             keys(store), store.delete("x"),
@@ -55,7 +55,7 @@ def test_s9_who_has_the_wrong_secret_is_refused_and_no_secret_is_told(minio, wro
 
 def test_a_bucket_that_is_not_there_is_a_wrong_configuration(minio):
     async def main():
-        store = open_store(minio.settings("no-such-bucket"), patience=QUICK)
+        store = open_store(minio.settings("no-such-bucket"), retry=QUICK)
         for call in (store.put_if_absent("x", b"1"), store.read("x", 0, 1), keys(store)):
             with pytest.raises(StoreRefusedError, match="bucket"):
                 await call

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ister.cloud import Deleter, Retention, UploadOptions, uploader
 from ister.cloud import reader as object_reader
-from ister.cloud.checkpoint import UPLOAD_NAME
+from ister.cloud.uploader import UPLOAD_NAME
 from ister.core.errors import BusyError, IsterError, LogClosedError, UnknownOutcomeError
 from ister.core.frames import segment
 from ister.core.frames.checksummed_json import seal, unseal

@@ -3,8 +3,7 @@
 from ister.core.dispatch.consumers import Consumer, Consumers
 from ister.core.dispatch.dispatch import Dispatch
 from ister.core.dispatch.failure import FailurePolicy
-from ister.core.dispatch.key_ring import Ring
-from ister.core.dispatch.key_shared import KeyQueues
+from ister.core.dispatch.key_shared import KeyQueues, Ring
 from ister.core.dispatch.ledger import Cursor, Ledger
 from sim.mutants import Mutant
 

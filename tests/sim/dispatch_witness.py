@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ister.core.dispatch import ledger as dispatch_ledger
 from ister.core.dispatch.dispatch import Backoff, Dispatch, FailurePolicy, Poison, SubscriptionType
-from ister.core.dispatch.key_ring import ring_hash
+from ister.core.dispatch.key_shared import ring_hash
 from ister.core.message import MsgID, StreamMessage
 
 QUIET_S = 0.25
@@ -495,7 +495,7 @@ class Witness:
         assert ledger._out_bytes == sizes["out"]
         assert ledger._pending_bytes == sizes["retry"] + sizes["blocked"] + sizes["dead"]
         most = len(self.notes) + len(self.finished_before)
-        assert ledger.cursor.runs <= most, "the account of finished offsets grows without bound"
+        assert len(ledger.cursor.ranges) <= most, "the account of finished offsets grows without bound"
 
     def _check_due(self, patience):
         times = [note.at for note in self.notes.values() if note.at is not None]

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ister.core.errors import LockedError
 from ister.core.retry import is_transient
-from ister.ports.files.files import LEVELS_OWNED
-from ister.ports.files.sync_latency import SyncLatency
+from ister.ports.files.files import LEVELS_OWNED, SyncLatency
 
 SECTOR = 64
 

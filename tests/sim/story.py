@@ -18,8 +18,8 @@ import pyarrow as pa
 from ister.core.errors import BusyError, InvalidMessageError, LogClosedError, OffsetOutOfRangeError, UnknownOutcomeError
 from ister.core.message import MsgID, StreamMessage
 from ister.core.offsets import StartPosition
+from ister.ports.files.files import QUICK_RUN
 from ister.ports.files.open_files import OpenFiles
-from ister.ports.files.sync_latency import QUICK_RUN
 from ister.wal import AckLevel, Wal, WalConfig
 from sim.machine import ShortWriteError, SimClock, SimFiles, run
 

@@ -162,7 +162,7 @@ def _judge_problems(world: World, problems) -> None:
 
 async def _keep(world: World, story: TableStory, factory, storage, stop: int, rng: random.Random) -> None:
     """Do all that retention does, the uploads first."""
-    carrier, keeper, deleter = factory.uploader(TOPIC), factory.object_keeper(TOPIC), factory.deleter(TOPIC)
+    carrier, keeper, deleter = factory.uploader(TOPIC), factory.object_retention(TOPIC), factory.deleter(TOPIC)
     if carrier is not None:
         await carrier.wait_uploaded(stop, 60)
     world.store.land(rng)

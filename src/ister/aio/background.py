@@ -1,4 +1,4 @@
-"""Background threads: one of them computes at a time, and they leave one core to the event loop; and prefetching.
+"""Background threads: one of them computes at a time, and they leave one core to the event loop.
 
 Two computing threads on one core preempt each other, perhaps while one holds the GIL: the event loop would wait for a thread
 that does not run. For the same reason they do not run at a lower priority.
@@ -40,15 +40,10 @@ def waiting_for_disk() -> Iterator[None]:
         _computing.acquire()
 
 
-def prefetch(work: asyncio.Future[T]) -> asyncio.Future[T]:
-    """Return the same future; asyncio does not log its exception if it is never retrieved."""
-    work.add_done_callback(_retrieve)
+def mark_retrieved(work: asyncio.Future[T]) -> asyncio.Future[T]:
+    """Return the same future; asyncio does not log its exception if nobody awaits it."""
+    work.add_done_callback(lambda done: done.cancelled() or done.exception())
     return work
-
-
-def _retrieve(work: asyncio.Future[T]) -> None:
-    if not work.cancelled():
-        work.exception()
 
 
 def _exclusively(work: Callable[[], T]) -> T:

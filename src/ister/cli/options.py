@@ -10,8 +10,8 @@ import typer
 
 from ister.cli.exit_codes import EXIT_CODES, reporting
 from ister.cli.output import Output
+from ister.core.defaults import ADMIN_PORT, BROKER_PORT
 from ister.core.errors import InputError
-from ister.core.wire_keys import ADMIN_PORT, BROKER_PORT
 
 BROKER = f"http://127.0.0.1:{BROKER_PORT}"
 ADMIN = f"http://127.0.0.1:{ADMIN_PORT}"

@@ -9,6 +9,7 @@ import grpc
 from grpc import StatusCode
 
 from ister.config.validators import listener
+from ister.core.defaults import ADMIN_PORT
 from ister.core.errors import (
     AlreadyExistsError,
     BusyError,
@@ -24,7 +25,7 @@ from ister.core.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from ister.core.wire_keys import ADMIN_PORT, OFFSET_KEY, PENDING_LEVEL_KEY
+from ister.core.wire_keys import OFFSET_KEY, PENDING_LEVEL_KEY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping

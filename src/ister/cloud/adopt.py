@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ister.cloud.descriptors import ObjectCatalog
-    from ister.cloud.log import SyncedLog
     from ister.core.frames.columns import Frames
     from ister.core.frames.segment import Descriptor, ObjectName
     from ister.ports.objects import CloudStore, ObjectInfo
+    from ister.wal import Wal
 
 log = structlog.get_logger()
 
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 async def adopt(
     store: CloudStore,
     catalog: ObjectCatalog,
-    synced_log: SyncedLog,
+    wal: Wal,
     stop: int,
     *,
     epoch: int,
@@ -48,15 +48,15 @@ async def adopt(
             if name is None or name.start < stop:
                 continue
             if name.start > stop:
-                if ahead_allowed and name.stop > synced_log.synced_offset:
+                if ahead_allowed and name.stop > wal.synced_offset:
                     # The uploader never leaves a hole: these messages are lost, and their offsets must not be assigned again.
-                    missing = max(stop, min(name.start, synced_log.synced_offset))
+                    missing = max(stop, min(name.start, wal.synced_offset))
                     raise MissingOffsetsError(missing, name.start, f"only the object behind them is left, {info.key}")
                 break
-            if name.stop > synced_log.synced_offset and not ahead_allowed:
-                log.warning("object_ahead_of_log", key=info.key, log_stop=synced_log.synced_offset)
+            if name.stop > wal.synced_offset and not ahead_allowed:
+                log.warning("object_ahead_of_log", key=info.key, log_stop=wal.synced_offset)
                 continue
-            descriptor = await _check(store, info, name, synced_log, epoch)
+            descriptor = await _check(store, info, name, wal, epoch)
             if descriptor is None:
                 continue
             await catalog.add(descriptor)
@@ -84,13 +84,11 @@ async def same_messages(store: CloudStore, key: str, name: ObjectName, data: Fra
         return None
 
 
-async def _check(
-    store: CloudStore, info: ObjectInfo, name: ObjectName, synced_log: SyncedLog, epoch: int
-) -> Descriptor | None:
-    start, stop = max(name.start, synced_log.start_offset), min(name.stop, synced_log.synced_offset)
+async def _check(store: CloudStore, info: ObjectInfo, name: ObjectName, wal: Wal, epoch: int) -> Descriptor | None:
+    start, stop = max(name.start, wal.start_offset), min(name.stop, wal.synced_offset)
 
     async def is_same(data: bytes) -> bool:
-        if start >= stop or await _equals_log(data, name, synced_log, start, stop):
+        if start >= stop or await _equals_log(data, name, wal, start, stop):
             return True
         log.warning("object_not_adopted", key=info.key, cause="its messages are others than those in the log")
         return False
@@ -124,11 +122,11 @@ async def _confirmed(
     return descriptor
 
 
-async def _equals_log(data: bytes, name: ObjectName, synced_log: SyncedLog, start: int, stop: int) -> bool:
+async def _equals_log(data: bytes, name: ObjectName, wal: Wal, start: int, stop: int) -> bool:
     """Compare an object's messages in [start, stop) with the log's."""
     scan = scan_run(data, first_offset=name.start, limit=stop, wanted=start)
     mine = memoryview(strip_markers(memoryview(data)[scan.first_row : scan.end]))
-    reader = synced_log.create_reader(StartPosition.offset(start))
+    reader = wal.create_reader(StartPosition.offset(start))
     at = 0
     while at < len(mine):
         frames, found = await reader.read_frames()

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from ister.aio.periodic import Periodic
 from ister.cloud.proof import sweep_orphans
+from ister.core import defaults
 from ister.core.errors import InvalidConfigError
-from ister.core.tiers.retention import RETENTION_MB, RETENTION_MINUTES, overdue_below, proven_below
+from ister.core.tiers.retention import overdue_below, proven_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ister.cloud.descriptors import ObjectCatalog
-    from ister.cloud.log import PrunableLog
     from ister.cloud.uploader import Uploader
-    from ister.core.errors import IsterError
+    from ister.core.tiers.retention import SealedSegment
     from ister.ports.clock import Clock
     from ister.ports.objects import CloudStore
 
@@ -31,9 +31,9 @@ MIB = 1024 * 1024
 class Retention:
     """What the log retains although objects have it, with the specified defaults."""
 
-    time_minutes: int | None = RETENTION_MINUTES
-    size_mb: int | None = RETENTION_MB
-    check_interval_minutes: float = 5
+    time_minutes: int | None = defaults.RETENTION_MINUTES
+    size_mb: int | None = defaults.RETENTION_MB
+    check_interval_minutes: float = defaults.RETENTION_CHECK_MINUTES
 
     def __post_init__(self) -> None:
         for setting in ("time_minutes", "size_mb"):
@@ -54,7 +54,25 @@ class Retention:
         return None if self.size_mb is None else self.size_mb * MIB
 
 
-class Deleter:
+class PrunableLog(Protocol):
+    """A log that can be pruned."""
+
+    @property
+    def log_start(self) -> int:
+        """The oldest offset that the log itself holds."""
+
+    @property
+    def active_bytes(self) -> int:
+        """The size of the active file."""
+
+    async def dated_segments(self) -> Sequence[SealedSegment]:
+        """Return the sealed files with their append times and sizes, oldest first."""
+
+    async def prune(self, before: int) -> int:
+        """Delete sealed files that hold only offsets below `before`; return the log's new start offset."""
+
+
+class Deleter(Periodic):
     """One topic's deleter: `run` as a task, or call `tick`.
 
     `held` returns the end of the tier behind which the log is pruned; without it, that is the uploader's.
@@ -72,6 +90,7 @@ class Deleter:
         held: Callable[[], int] | None = None,
     ) -> None:
         assert uploader is not None or held is not None, "a log is pruned behind another tier"
+        super().__init__(str(catalog.topic), self._check, "prune_failed")
         self._log = prunable
         self._store = store
         self._catalog = catalog
@@ -80,17 +99,7 @@ class Deleter:
         self._retention = retention
         self._clock = clock
         self._sweep_from = self._sweep_next = 0
-        self._growth = GrowthWatch(str(catalog.topic), retention)
-        self._periodic = Periodic(str(catalog.topic), self._check, "prune_failed")
-
-    @property
-    def problem(self) -> IsterError | None:
-        """Why the last check failed, None if it succeeded."""
-        return self._periodic.problem
-
-    async def run(self) -> None:
-        """Check once per interval until cancelled."""
-        await self._periodic.run(self._retention.check_interval_s)
+        self._growth = GrowthWatch(self._topic, retention)
 
     async def _check(self) -> None:
         await self.tick()

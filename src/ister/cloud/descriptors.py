@@ -36,7 +36,9 @@ class ObjectCatalog:
         self._saving = asyncio.Lock()
         self._metadata = metadata
         self._prefix = catalog_prefix(root_prefix, topic, generation)
-        self._border_key = border_key(root_prefix, topic, generation)
+        place = f"{topic.namespace}/{topic.topic}/{generation:010}"
+        self._border_key = f"{root_prefix.rstrip('/')}/storage/objects_border/{place}"
+        """The key of the border: where this generation's objects begin, and how far its table was proven."""
 
     def object_key(self, descriptor: Descriptor) -> str:
         """Return the key of a described object."""
@@ -128,7 +130,7 @@ class ObjectCatalog:
             raise OtherOwnerError(key)
 
     async def replace(self, before: Descriptor, after: Descriptor) -> None:
-        """Describe an object anew that is put again; OtherOwnerError when it is not described as `before`."""
+        """Replace the descriptor of an object that is put again; OtherOwnerError if it is not `before`."""
         key = self._key(before.start)
         entry = await self._metadata.get(key)
         found = None if entry is None else self._load(entry)
@@ -138,17 +140,17 @@ class ObjectCatalog:
             raise OtherOwnerError(key)
 
     async def remove(self, descriptor: Descriptor) -> None:
-        """Take a description away."""
+        """Delete a descriptor."""
         await self._metadata.delete(self._key(descriptor.start))
 
     async def all(self, start: int = 0) -> AsyncGenerator[Descriptor]:
-        """Give every description from an offset on, in order, whether they join or not."""
+        """Yield every descriptor from an offset on, in order, with or without holes."""
         async with aclosing(entries(self._metadata, self._prefix, PAGE, start=self._key(start))) as found:
             async for entry in found:
                 yield self._load(entry)
 
     async def clear(self) -> int:
-        """Remove every description, the newest first, so that what is left has no hole; returns how many there were."""
+        """Delete every descriptor, the newest first, so that the rest has no hole; return how many there were."""
         count = 0
         while page := await self._metadata.list(self._prefix, limit=PAGE, reverse=True):
             for entry in page:
@@ -173,10 +175,5 @@ class ObjectCatalog:
 
 
 def catalog_prefix(root_prefix: str, topic: TopicName, generation: int) -> str:
-    """Return what the keys of a generation's descriptions begin with."""
+    """Return the key prefix of a generation's descriptors."""
     return f"{root_prefix.rstrip('/')}/storage/objects/{topic.namespace}/{topic.topic}/{generation:010}/"
-
-
-def border_key(root_prefix: str, topic: TopicName, generation: int) -> str:
-    """Return the key that says where a generation's objects begin, and how far its table was proven."""
-    return f"{root_prefix.rstrip('/')}/storage/objects_border/{topic.namespace}/{topic.topic}/{generation:010}"

@@ -11,11 +11,11 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ister.aio.background import prefetch
+from ister.aio.background import mark_retrieved
 from ister.core.errors import CorruptObjectError, LogClosedError, MissingObjectError
 from ister.core.frames import kernels
 from ister.core.frames.columns import REASONS, messages_of, scan_run
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 from ister.ports.objects.checked import read_checked
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class CloudReader:
         return ObjectStream(self, start, stop)
 
 
-class ObjectStream(Batches):
+class ObjectStream(Reader):
     """An ordered stream of messages from objects; close it when you stop early."""
 
     def __init__(self, reader: CloudReader, start: int, stop: int) -> None:
@@ -152,7 +152,7 @@ class ObjectStream(Batches):
                 fetch.cancel()
 
     def _fetch(self, key: str, descriptor: Descriptor, start: int, stop: int) -> asyncio.Future[bytes]:
-        return prefetch(asyncio.ensure_future(self._reader.store.read(key, start, stop, etag=descriptor.etag)))
+        return mark_retrieved(asyncio.ensure_future(self._reader.store.read(key, start, stop, etag=descriptor.etag)))
 
 
 def _scan(key: str, at: int, offset: int, limit: int, wanted: int, is_last: bool, data: bytes) -> tuple[bytes, Scan]:  # noqa: FBT001  # always by partial

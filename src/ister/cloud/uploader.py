@@ -18,6 +18,7 @@ import structlog
 from ister.aio.background import in_background
 from ister.aio.watermark import Watermark
 from ister.cloud.adopt import adopt, same_messages
+from ister.core import defaults
 from ister.core.errors import (
     Behind,
     BusyError,
@@ -33,6 +34,7 @@ from ister.core.errors import (
     ObjectExistsError,
     UnknownOutcomeError,
 )
+from ister.core.frames.checksummed_json import seal, unseal
 from ister.core.frames.scanner import FrameScanner
 from ister.core.frames.segment import (
     OBJECT_BYTES,
@@ -45,18 +47,22 @@ from ister.core.frames.segment import (
     survey,
 )
 from ister.core.retry import backoff_s
+from ister.ports.files.files import read_file, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from pathlib import Path
 
-    from ister.cloud.checkpoint import UploadCheckpoint
     from ister.cloud.descriptors import ObjectCatalog
-    from ister.cloud.log import SyncedLog
     from ister.core.frames.segment import Descriptor, RawRun, Survey
+    from ister.ports.files.files import Files
     from ister.ports.objects import CloudStore
+    from ister.wal import Wal
 
 log = structlog.get_logger()
 
+UPLOAD_NAME = "upload.json"
+CHECKPOINT_VERSION = 1
 HURRY_S = 0.1
 """The least time between the starts of two cycles while appends wait for level cloud: they share an object."""
 RETRY_S = 1.0
@@ -70,7 +76,7 @@ class UploadOptions:
     """Interval and size of objects, with the specified defaults."""
 
     enabled: bool = True
-    interval_s: float = 300.0
+    interval_s: float = defaults.UPLOAD_INTERVAL_S
     max_object_mb: int | None = None
 
     def __post_init__(self) -> None:
@@ -103,7 +109,7 @@ class Uploader:
 
     def __init__(
         self,
-        synced_log: SyncedLog,
+        wal: Wal,
         store: CloudStore,
         catalog: ObjectCatalog,
         checkpoint: UploadCheckpoint,
@@ -121,7 +127,7 @@ class Uploader:
         self.objects_put = self.bytes_put = self.failed_cycles = 0
         self.put_seconds = 0.0
         self._settling = False
-        self._log = synced_log
+        self._log = wal
         self._store = store
         self._catalog = catalog
         self._checkpoint = checkpoint
@@ -250,9 +256,9 @@ class Uploader:
         log.warning("objects_begin_late", topic=self.topic, start=start)
         return start
 
-    def carry_on(self, synced_log: SyncedLog) -> None:
+    def continue_with(self, wal: Wal) -> None:
         """Continue with the log that was reopened where objects end."""
-        self._log = synced_log
+        self._log = wal
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -474,3 +480,45 @@ class Uploader:
                 scanner = FrameScanner(run.file, start, run.place.byte, size)
                 scanner.advance(run.data, found)
                 size = scanner.need
+
+
+class UploadedTo(NamedTuple):
+    """Everything below `offset` is in objects; its frame begins at `place`, or behind markers there."""
+
+    offset: int
+    place: LogPosition
+
+
+class UploadCheckpoint:
+    """The file `upload.json` of one log; deleting it costs time alone."""
+
+    def __init__(self, files: Files, directory: Path) -> None:
+        self._files = files
+        self._path = directory / UPLOAD_NAME
+
+    async def load(self) -> UploadedTo | None:
+        """Return the last saved place; None if it cannot be read."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._load)
+
+    async def save(self, offset: int, place: LogPosition) -> None:
+        """Save a place; a failed write is logged and costs time at the next start."""
+        data = seal({"version": CHECKPOINT_VERSION, "offset": offset, "file_seq": place.seq, "byte_pos": place.byte})
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, replace_file, self._files, self._path, data)
+        except OSError as error:
+            log.warning("upload_checkpoint_not_written", file=str(self._path), cause=error.strerror)
+
+    def _load(self) -> UploadedTo | None:
+        try:
+            content = unseal(read_file(self._files, self._path))
+            numbers = (content["offset"], content["file_seq"], content["byte_pos"])
+            if content["version"] != CHECKPOINT_VERSION or not all(
+                type(n) is int and 0 <= n < 1 << 63 for n in numbers
+            ):
+                return None
+            return UploadedTo(numbers[0], LogPosition(*numbers[1:]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("upload_checkpoint_not_read", file=str(self._path), cause=str(error))
+            return None

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from ister.config import validators
 from ister.config.keys import Milliseconds, Section, Text, setting
+from ister.core.defaults import DRAIN_TIMEOUT_MS
 
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024 - 4096
 """Clients take at most 4 MiB; what the broker adds to a message on its way to them is less than the rest."""
@@ -89,7 +90,7 @@ class BrokerSection(Section):
     )
     drain_timeout_ms: Milliseconds = setting(
         "Milliseconds that a stop (SIGTERM) may take; what is not uploaded by then is uploaded after the next start.",
-        default=10_000,
+        default=DRAIN_TIMEOUT_MS,
     )
     keepalive_interval_ms: KeepaliveMilliseconds = setting(
         "Milliseconds after which the broker sends a keepalive ping on an idle connection.", default=30_000

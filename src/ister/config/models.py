@@ -26,8 +26,7 @@ from ister.config.keys import (
 from ister.config.lake_models import ObjectStore, Storage
 from ister.config.metadata_models import MetadataSection
 from ister.config.policies import CompletePolicies
-from ister.core.tiers.retention import RETENTION_MB, RETENTION_MINUTES
-from ister.core.wire_keys import ADMIN_PORT, BROKER_PORT
+from ister.core import defaults
 
 CREDENTIALS = {
     "access_key",
@@ -57,17 +56,19 @@ class FileSync(Section):
 
     interval_ms: int = setting(
         "Milliseconds between two syncs with `sync_mode: periodic`; also how often the checkpoint is written.",
-        default=5000,
+        default=defaults.FSYNC_INTERVAL_MS,
         ge=1,
         le=86_400_000,
     )
-    max_batch_bytes: int = setting("The most bytes that one write takes.", default=10_485_760, ge=1024, le=1 << 30)
+    max_batch_bytes: int = setting(
+        "The most bytes that one write takes.", default=defaults.WRITE_BYTES_MAX, ge=1024, le=1 << 30
+    )
 
 
 class Rotation(Section):
     """Rotation of log files."""
 
-    max_bytes: int = setting("Size of a log file, in bytes.", default=536_870_912, ge=4096, le=1 << 40)
+    max_bytes: int = setting("Size of a log file, in bytes.", default=defaults.LOG_FILE_BYTES_MAX, ge=4096, le=1 << 40)
     max_hours: float | None = setting(
         "Age of a log file, in hours; none: size alone decides.", default=None, example="24", gt=0, le=87_600
     )
@@ -77,12 +78,17 @@ class RetentionSection(Section):
     """Deletion of local files, never before the object store has their messages."""
 
     time_minutes: int = setting(
-        "Delete files older than this, in minutes.", default=RETENTION_MINUTES, ge=1, le=52_560_000
+        "Delete files older than this, in minutes.", default=defaults.RETENTION_MINUTES, ge=1, le=52_560_000
     )
     size_mb: int = setting(
-        "Delete the oldest files when a log is larger than this, in MiB.", default=RETENTION_MB, ge=1, le=1 << 30
+        "Delete the oldest files when a log is larger than this, in MiB.",
+        default=defaults.RETENTION_MB,
+        ge=1,
+        le=1 << 30,
     )
-    check_interval_minutes: int = setting("Minutes between two checks.", default=5, ge=1, le=525_600)
+    check_interval_minutes: int = setting(
+        "Minutes between two checks.", default=defaults.RETENTION_CHECK_MINUTES, ge=1, le=525_600
+    )
 
 
 class WalSection(Section):
@@ -93,15 +99,18 @@ class WalSection(Section):
     )
     file_name: Annotated[str, StringConstraints(max_length=64), AfterValidator(validators.file_name)] = setting(
         "Log files are named after it: `wal.log` gives `wal-<number>-<first offset>.log`. A log that exists keeps its name.",
-        default="wal.log",
+        default=defaults.LOG_FILE_NAME,
         allowed="a plain name with an extension, which is not `tmp` or `aside`",
     )
     cache_capacity: int = setting(
-        "Messages of each topic that are cached in memory for readers.", default=1024, ge=1, le=100_000_000
+        "Messages of each topic that are cached in memory for readers.",
+        default=defaults.CACHE_CAPACITY,
+        ge=1,
+        le=100_000_000,
     )
     sync_mode: Literal["always", "periodic", "none"] = setting(
         "always: an acknowledgement waits for the disk. periodic: a sync every `interval_ms`. none: at rotation and close.",
-        default="periodic",
+        default=defaults.SYNC_MODE,
     )
     file_sync: FileSync = FileSync()
     rotation: Rotation = Rotation()
@@ -112,10 +121,12 @@ class UploaderSection(Section):
     """The task that uploads the log to the object store."""
 
     enabled: bool = setting("Upload at all; when false, nothing is deleted locally and the log grows.", default=True)
-    interval_seconds: int = setting("Seconds between two uploads.", default=300, ge=1, le=31_536_000)
+    interval_seconds: int = setting(
+        "Seconds between two uploads.", default=defaults.UPLOAD_INTERVAL_S, ge=1, le=31_536_000
+    )
     root_prefix: Annotated[Text, AfterValidator(validators.key_prefix)] = setting(
         "What the keys of object descriptors in the metadata store begin with.",
-        default="/danube-data",
+        default=defaults.ROOT_PREFIX,
         allowed="a path that begins with /",
     )
     max_object_mb: int | None = setting(
@@ -263,8 +274,8 @@ class Config(Section):
         default="127.0.0.1",
         allowed="a host name or an IP address",
     )
-    broker_port: Port = setting("Port for clients; 0: any that is free.", default=BROKER_PORT)
-    admin_port: Port = setting("Port for administration; 0: any that is free.", default=ADMIN_PORT)
+    broker_port: Port = setting("Port for clients; 0: any that is free.", default=defaults.BROKER_PORT)
+    admin_port: Port = setting("Port for administration; 0: any that is free.", default=defaults.ADMIN_PORT)
     prom_port: Annotated[Port | None, BeforeValidator(validators.none_word)] = setting(
         "Port for metrics and health; 0: any that is free; none: off.",
         default=9040,

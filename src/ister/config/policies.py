@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 from ister.config.keys import TEXT_MAX, Clash, Milliseconds, Section, setting
 from ister.config.problems import nearest, reason
 from ister.config.yaml_tree import show_key
+from ister.core.defaults import ACK_TIMEOUT_MS
 from ister.core.errors import InvalidRequestError
 
 U32_MAX = (1 << 32) - 1
@@ -102,7 +103,7 @@ class CompletePolicies(Section):
     )
     ack_timeout_ms: Milliseconds = setting(
         "Milliseconds that a producer's answer waits for the object store or the table, with `ack_level` cloud or lake.",
-        default=30_000,
+        default=ACK_TIMEOUT_MS,
     )
     retention_policy: RetentionName = setting(
         "When messages may be deleted. none: `wal_cloud.wal.retention` decides. retain_until_ack: once every subscription "

@@ -17,24 +17,24 @@ class MessageReader(Protocol):
     @property
     def next_offset(self) -> int:
         """The offset that will be read next."""
-        ...
 
     @property
     def skipped_upto(self) -> int:
         """The offset after the last missing one that was skipped (`on_missing: skip`), 0 if none was."""
-        ...
 
     async def read(self) -> list[StreamMessage]:
         """Return the next messages, a bounded number."""
-        ...
 
     async def close(self) -> None:
         """Stop reading ahead."""
-        ...
 
 
-class Batches(ABC):
-    """An ordered stream of messages; `async for message in reader`, or `await reader.read()` for a batch."""
+class Reader(ABC):
+    """Messages in offset order, each once; `async for message in reader`, or `await reader.read()` for a batch.
+
+    A topic's reader waits at the end for messages that are appended later. LogClosedError ends it when the storage is
+    closed, OffsetOutOfRangeError when the next message was deleted.
+    """
 
     skipped_upto: int = 0
     """The offset after the last missing one that was skipped (`on_missing: skip`), 0 if none was."""

@@ -1,7 +1,4 @@
-"""Default ports, and the gRPC metadata keys by which Ister extends the Danube protocol: clients may ignore them."""
-
-BROKER_PORT = 6650
-ADMIN_PORT = 50051
+"""gRPC metadata keys by which Ister extends the Danube protocol: clients may ignore them."""
 
 OFFSET_KEY = "ister-offset"
 """Trailing metadata of SendMessage: the offset at which the message is stored, also if its level was not reached in time."""

@@ -6,7 +6,7 @@ import asyncio
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -43,7 +43,7 @@ S = TypeVar("S", bound=TableStream)
 Found = TypeVar("Found")
 
 
-class TableFollower(Batches, Generic[S]):
+class TableFollower(Reader, Generic[S]):
     """An endless stream of a topic's messages from its table; `async for message in reader`.
 
     Errors end a call, not the reader: the next call resumes at the same offset.

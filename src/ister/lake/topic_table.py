@@ -112,7 +112,7 @@ class Weight(NamedTuple):
 
 
 class LakeTopicTable:
-    """One topic's rows; a `ister.storage.table_tier.TopicTable`."""
+    """One topic's rows; a `ister.storage.tiered_reader.TopicTable`."""
 
     def __init__(self, reads: TableReads, topic: TopicName, generation: int) -> None:
         found = partition_of(topic)

@@ -26,7 +26,7 @@ from ister.core.errors import (
 )
 from ister.core.frames.segment import Descriptor, describe, object_key, parse_key, topic_prefix
 from ister.core.names import TopicName
-from ister.offline.topic import PATIENCE, Sources, reporting_store
+from ister.offline.topic import RETRY_OPTIONS, Sources, reporting_store
 from ister.ports.metadata import MemoryMetadata
 from ister.ports.objects.checked import read_whole
 from ister.runtime.compose import missing_store, open_metadata, open_store, topics_config
@@ -152,7 +152,7 @@ def rebuild(
 async def _rebuild(
     config: Config, names: Sequence[TopicName], show: Callable[[int, int, str], None], *, dry_run: bool
 ) -> RebuildReport:
-    store = open_store(config, patience=PATIENCE)
+    store = open_store(config, retry=RETRY_OPTIONS)
     try:
         with reporting_store():
             if cause := missing_store(config):

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ister.cloud.checkpoint import UploadCheckpoint
+from ister.cloud.uploader import UploadCheckpoint
 from ister.core.errors import CorruptError, CorruptMetadataError, MissingOffsetsError
 from ister.core.names import TopicName
 from ister.core.tiers.selection import NOTHING, OffsetRange

@@ -17,11 +17,11 @@ from ister.core.errors import (
 )
 from ister.core.tiers.selection import NOTHING, OffsetRange
 from ister.ports.files.files import OsFiles
-from ister.ports.objects import Patience
+from ister.ports.objects import RetryOptions
 from ister.runtime.compose import missing_store, open_stores, topics_config
 from ister.storage.generations import TopicGeneration, TopicRegistry
 from ister.storage.log_root import LogRoot
-from ister.storage.table_tier import TableTier
+from ister.storage.tiered_reader import TableTier
 from ister.wal.directory import FileNames
 from ister.wal.read_only import LogView
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ister.ports.objects import CloudStore
     from ister.storage.factory import TopicsConfig
 
-PATIENCE = Patience(attempt_s=10.0, retries=2)
+RETRY_OPTIONS = RetryOptions(attempt_s=10.0, retries=2)
 """Short, for interactive use: a store that does not answer is reported within a minute."""
 
 
@@ -124,7 +124,7 @@ class TopicView:
 @asynccontextmanager
 async def open_sources(config: Config) -> AsyncIterator[Sources]:
     """Open stores and metadata read-only."""
-    async with open_stores(config, read_only=True, patience=PATIENCE) as stores:
+    async with open_stores(config, read_only=True, retry=RETRY_OPTIONS) as stores:
         with reporting_store():
             yield Sources(config, topics_config(config), *stores)
 

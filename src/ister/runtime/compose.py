@@ -13,7 +13,7 @@ from ister.config.catalog import catalog_properties, local_warehouse, require_sh
 from ister.core.errors import InputError, InvalidConfigError
 from ister.ports.files.files import OsFiles
 from ister.ports.metadata import MemoryMetadata, SqliteMetadata
-from ister.ports.objects import Patience, StoreSettings
+from ister.ports.objects import RetryOptions, StoreSettings
 from ister.ports.objects import open_store as open_objects
 from ister.storage.factory import TopicsConfig
 from ister.wal import WalConfig
@@ -39,11 +39,11 @@ class Stores(NamedTuple):
 
 @asynccontextmanager
 async def open_stores(
-    config: Config, *, read_only: bool = False, patience: Patience | None = None
+    config: Config, *, read_only: bool = False, retry: RetryOptions | None = None
 ) -> AsyncIterator[Stores]:
     """Open the stores of a configuration."""
     async with AsyncExitStack() as stack:
-        objects = open_store(config, patience=patience)
+        objects = open_store(config, retry=retry)
         stack.push_async_callback(objects.close)
         metadata = await open_metadata(config, read_only=read_only)
         stack.push_async_callback(metadata.close)
@@ -53,10 +53,10 @@ async def open_stores(
         yield Stores(objects, metadata, tables)
 
 
-def open_store(config: Config, *, patience: Patience | None = None) -> CloudStore:
+def open_store(config: Config, *, retry: RetryOptions | None = None) -> CloudStore:
     """Return the object store; makes no request yet."""
     cloud = config.wal_cloud.cloud
-    return open_objects(StoreSettings(cloud.backend, cloud.root, cloud.revealed_options()), patience=patience)
+    return open_objects(StoreSettings(cloud.backend, cloud.root, cloud.revealed_options()), retry=retry)
 
 
 async def open_metadata(config: Config, *, read_only: bool) -> Metadata:

@@ -24,8 +24,7 @@ from ister.runtime.pipeline_child import PipelineChild, child_arguments
 from ister.runtime.serve import broker_settings
 from ister.storage.factory import WalStorageFactory
 from ister.storage.iceberg.storage import IcebergStorage as TopicsOnTables
-from ister.storage.iceberg.storage import Parts
-from ister.storage.iceberg.topic_host import Served
+from ister.storage.iceberg.storage import Parts, Served
 from ister.transport.server import serve as bind
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from ister.core.names import TopicName
     from ister.lake.topic_table import TableReads
     from ister.ports.metadata import Metadata
-    from ister.storage.iceberg.topic_host import TopicHost
+    from ister.storage.iceberg.storage import TopicHost
 
 HOST = "127.0.0.1"
 GRACE_S = 2.0
@@ -174,10 +173,6 @@ class ChildPipeline:
             hosted = broker.topics.find(str(topic))
             if subscription not in hosted.subscriptions and not hosted.closing:
                 await broker.records.save_subscription(topic, subscription, SubscriptionRecord())
-
-    def wake(self, topic: TopicName, generation: int, upto: int) -> None:
-        """Wake the pipeline for everything below `upto`."""
-        self._broker.pipelines.wakeups.wake(str(topic), generation, upto)
 
     def upto(self, topic: TopicName, generation: int) -> int | None:
         """Return the offset below which the table holds everything, as the child reported it."""

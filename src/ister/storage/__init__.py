@@ -1,13 +1,12 @@
 """The tiers composed behind PersistentStorage, and reliable dispatch over them."""
 
 from ister.core.errors import CorruptCursorsError, CursorsNotSavedError
+from ister.core.reader import Reader
 from ister.core.tiers.retention import RetentionPolicy
-from ister.storage.persistent import PersistentStorage, Reader
+from ister.storage.persistent import PersistentStorage
 from ister.storage.retention import ReliableOptions
 from ister.storage.spec_api.memory import InMemoryReader, InMemoryStorage
-from ister.storage.spec_api.reliable_dispatch import ReliableDispatch
-from ister.storage.spec_api.topic_cache import TopicCache
-from ister.storage.spec_api.topic_store import TopicStore
+from ister.storage.spec_api.reliable_dispatch import ReliableDispatch, TopicCache, TopicStore
 from ister.storage.wal_storage import WalStorage
 
 __all__ = [

@@ -12,8 +12,9 @@ from weakref import WeakValueDictionary
 import structlog
 
 from ister.cloud import CloudReader, Deleter, ObjectCatalog, Retention, Uploader, UploadOptions
-from ister.cloud.checkpoint import UploadCheckpoint
 from ister.cloud.deleter import GrowthWatch
+from ister.cloud.uploader import UploadCheckpoint
+from ister.core import defaults
 from ister.core.errors import (
     BusyError,
     InvalidConfigError,
@@ -33,11 +34,9 @@ from ister.storage.cursors.metadata import progress_root
 from ister.storage.cursors.move import EarlierProgress, drop_cursors, open_cursors
 from ister.storage.generations import TopicRegistry
 from ister.storage.log_root import LogRoot
-from ister.storage.object_retention import ObjectKeeper
-from ister.storage.resume import ASK_TIMEOUT_S, Opening, RemoteWait, Waits
-from ister.storage.retention import LogRetention
-from ister.storage.table_tier import TableTier
-from ister.storage.tiered_reader import CLOUD_TIMEOUT_S, ObjectTier
+from ister.storage.resume import REMOTE_TIMEOUT_S, Opening, RemoteWait, Waits
+from ister.storage.retention import LogRetention, ObjectRetention
+from ister.storage.tiered_reader import ObjectTier, TableTier
 from ister.storage.wal_storage import WalStorage, require_uploader
 from ister.wal import Wal
 
@@ -46,14 +45,13 @@ if TYPE_CHECKING:
 
     from ister.core.histogram import Histogram
     from ister.ports.clock import Clock
-    from ister.ports.files.files import Files, Lock
+    from ister.ports.files.files import Files
     from ister.ports.metadata import Metadata
     from ister.ports.objects import CloudStore
     from ister.storage.generations import TopicGeneration
     from ister.storage.retention import ReliableOptions
-    from ister.storage.table_tier import TopicTable
+    from ister.storage.tiered_reader import TopicTable
     from ister.wal.config import AckLevel, WalConfig
-    from ister.wal.directory import Resume
 
     T = TypeVar("T")
 
@@ -80,9 +78,9 @@ class TopicsConfig:
     wal: WalConfig
     upload: UploadOptions = field(default_factory=UploadOptions)
     retention: Retention = field(default_factory=Retention)
-    root_prefix: str = "/danube-data"
-    cloud_timeout_s: float = CLOUD_TIMEOUT_S
-    drain_timeout_s: float = 10.0
+    root_prefix: str = defaults.ROOT_PREFIX
+    cloud_timeout_s: float = defaults.ACK_TIMEOUT_MS / 1000
+    drain_timeout_s: float = defaults.DRAIN_TIMEOUT_MS / 1000
     object_retention_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -101,7 +99,7 @@ class _Open:
     uploader: Uploader | None
     deleter: Deleter | None
     log_retention: LogRetention
-    object_keeper: ObjectKeeper | None
+    object_retention: ObjectRetention | None
     tasks: list[asyncio.Task[None]]
     is_retaining: bool = False
 
@@ -334,9 +332,9 @@ class WalStorageFactory:
         """Return an open topic's deleter."""
         return self._open[topic].deleter
 
-    def object_keeper(self, topic: TopicName) -> ObjectKeeper | None:
+    def object_retention(self, topic: TopicName) -> ObjectRetention | None:
         """Return the task that deletes an open topic's objects that its table holds."""
-        return self._open[topic].object_keeper
+        return self._open[topic].object_retention
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
@@ -350,7 +348,7 @@ class WalStorageFactory:
         waits = waits or Waits(RemoteWait(), RemoteWait())
         if known is not None and known.needs_removal(found.on_disk):
             # Data that a failure left, which no later start would find.
-            async with waits.store.limit(ASK_TIMEOUT_S if waits.together else None):
+            async with waits.store.limit(REMOTE_TIMEOUT_S if waits.together else None):
                 await self._remove(topic, known)
             known = await self._registry.get(topic)
         if not found.on_disk and known is None:
@@ -364,12 +362,12 @@ class WalStorageFactory:
         config = replace(shared, dir=directory, topic=str(topic), level=shared.level if level is None else level)
         require_uploader(config.ack_level, enabled=self.config.upload.enabled)
         catalog = ObjectCatalog(self._metadata, self.config.root_prefix, topic, record.generation)
-        wal = await Wal.with_config(config, files=self._files, clock=self._clock, within=owned)
+        open_log = partial(Wal.with_config, config, files=self._files, clock=self._clock, within=owned)
+        wal = await open_log()
         uploader = self._uploader_of(wal, catalog, record)
-        reopen = partial(self._reopen, config, owned)
         table = None if self._tables is None else self._tables(topic, record.generation)
         try:
-            opening = Opening(wal, self._store, catalog, uploader, reopen, waits)
+            opening = Opening(wal, self._store, catalog, uploader, open_log, waits)
             joined = await opening.join(table, 0 if table is None else self._known_upto(topic, record.generation))
             wal = joined.wal
             cursors = await open_cursors(
@@ -397,9 +395,6 @@ class WalStorageFactory:
             epoch=record.epoch, is_last_tier=self._tables is None,
         )  # fmt: skip
 
-    async def _reopen(self, config: WalConfig, owned: Lock, resume: Resume) -> Wal:
-        return await Wal.with_config(config, files=self._files, clock=self._clock, resume=resume, within=owned)
-
     def _start_tasks(
         self,
         topic: TopicName,
@@ -416,12 +411,12 @@ class WalStorageFactory:
         if uploader is not None or table is not None:
             held = None if uploader is not None else lambda: storage.later_tier_offset or 0
             opened.deleter = Deleter(storage, self._store, catalog, uploader, config.retention, self._clock, held=held)
-            works.append(opened.deleter.run())
+            works.append(opened.deleter.run(config.retention.check_interval_s))
         else:
             works.append(self._watch_growth(topic, storage))
         if table is not None and config.object_retention_s is not None:
-            opened.object_keeper = ObjectKeeper(objects, table, config.object_retention_s, self._clock)
-            works.append(opened.object_keeper.run(config.retention.check_interval_s))
+            opened.object_retention = ObjectRetention(objects, table, config.object_retention_s, self._clock)
+            works.append(opened.object_retention.run(config.retention.check_interval_s))
         opened.tasks += [asyncio.create_task(work) for work in works]
         return opened
 
@@ -446,7 +441,7 @@ class WalStorageFactory:
         try:
             return opened.uploader is None or await opened.uploader.settle(settle_s)
         finally:
-            await self._end_tasks(opened)
+            await _cancel(opened.storage.wal.config.name, set(opened.tasks))
             if opened.uploader is not None:
                 opened.uploader.end()
             try:
@@ -456,11 +451,8 @@ class WalStorageFactory:
             finally:
                 await self._close_table(opened)
 
-    async def _end_tasks(self, opened: _Open) -> None:
-        await _cancel(opened.storage.wal.config.name, set(opened.tasks))
-
     async def _close(self, opened: _Open, timeout_s: float) -> None:
-        await self._end_tasks(opened)
+        await _cancel(opened.storage.wal.config.name, set(opened.tasks))
         if opened.uploader is not None:
             try:
                 async with asyncio.timeout(timeout_s):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ister.ports.metadata import Metadata
-    from ister.storage.table_tier import TopicTable
+    from ister.storage.tiered_reader import TopicTable
 
 log = structlog.get_logger()
 

@@ -9,13 +9,14 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
+from ister.aio.background import mark_retrieved
 from ister.core.errors import LogClosedError, OffsetOutOfRangeError, PreconditionError
 from ister.core.table.data_files import NO_TABLE, OFFSET_MAX
 from ister.lake.topic_reader import TableFollower
 from ister.storage.cursors.metadata import MetadataCursors
 from ister.storage.cursors.move import Marker
 from ister.storage.cursors.saved import NOTHING_FINISHED
-from ister.storage.time_index import bisect
+from ister.storage.time_index import append_time_of, bisect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ister.core.table.data_files import TableEnd
     from ister.ports.metadata import Metadata
     from ister.storage.cursors.saved import Ranges
-    from ister.storage.table_tier import TopicTable
+    from ister.storage.tiered_reader import TopicTable
 
 
 class LakeStorage:
@@ -56,7 +57,7 @@ class LakeStorage:
         # No limit: a subscription may have consumed messages from the owner's log that are not yet in the table.
         self._cursors = MetadataCursors(metadata, topic, generation, OFFSET_MAX, root=root, place=table.place)
         self._ready = False
-        self._poll: asyncio.Task[None] | None = None
+        self._poll: asyncio.Future[None] | None = None
         self._closed = asyncio.Event()
 
     # --- offsets ------------------------------------------------------------------------------------------------------
@@ -95,7 +96,8 @@ class LakeStorage:
         """Return the first offset that was appended at this time or later, the next offset if there is none."""
 
         async def is_before(offset: int) -> bool:
-            return await self._time_of(offset) < append_time_us
+            # A missing row that is skipped counts as older.
+            return (await append_time_of(self._table, offset) or 0) < append_time_us
 
         return await bisect(0, (await self.refresh()).upto, is_before)
 
@@ -178,8 +180,7 @@ class LakeStorage:
         while self._end.upto <= offset:
             self.check_open()
             if self._poll is None or self._poll.done():
-                self._poll = asyncio.create_task(self._poll_once())
-                self._poll.add_done_callback(_seen)
+                self._poll = mark_retrieved(asyncio.create_task(self._poll_once()))
             await asyncio.shield(self._poll)
         return self._end.upto
 
@@ -208,20 +209,6 @@ class LakeStorage:
     async def _check_held(self, cursor: int) -> None:
         if not 0 <= cursor <= self._end.upto and not 0 <= cursor <= (await self.refresh()).upto:
             raise OffsetOutOfRangeError(cursor, 0, self._end.upto)
-
-    async def _time_of(self, offset: int) -> int:
-        stream = self._table.open(offset, offset + 1)
-        try:
-            found = await stream.read()
-        finally:
-            await stream.close()
-        return found[0].append_time_us if found else 0  # a missing row that is skipped counts as older
-
-
-def _seen(task: asyncio.Task[None]) -> None:
-    """Retrieve a task's exception, because every waiter may have been cancelled."""
-    if not task.cancelled():
-        task.exception()
 
 
 class LakeReader(TableFollower["MessageReader"]):

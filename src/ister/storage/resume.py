@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
     from ister.cloud import ObjectCatalog, Uploader
     from ister.core.frames.segment import Descriptor
     from ister.ports.objects import CloudStore
-    from ister.storage.table_tier import TopicTable
+    from ister.storage.tiered_reader import TopicTable
     from ister.wal import Wal
 
 log = structlog.get_logger()
 
-ASK_TIMEOUT_S = 10.0
+REMOTE_TIMEOUT_S = 10.0
 """Timeout for the table, and for the object store if the log has messages or other topics are opened at the same time."""
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 
-def must_ask(log_stop: int, objects_stop: int, known_upto: int) -> bool:
+def needs_table(log_stop: int, objects_stop: int, known_upto: int) -> bool:
     """Return True if a topic cannot be opened without its table's answer: its log is empty, or behind what is known.
 
     `known_upto` is the reported end of the table.
@@ -55,11 +56,6 @@ def next_offset(log_stop: int, objects_stop: int, upto: int, known_upto: int) ->
     if furthest < known_upto:
         raise MissingOffsetsError(furthest, known_upto, "the table held them, and does not any more")
     return furthest
-
-
-def left_to_prove(start: int, stop: int, objects: OffsetRange) -> list[OffsetRange]:
-    """Return the parts of [start, stop) that objects do not hold, so that the table has to."""
-    return without(OffsetRange(start, stop), objects)
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -117,29 +113,25 @@ class Joined(NamedTuple):
     end: TableEnd
 
 
+@dataclass(frozen=True, slots=True)
 class Opening:
     """The opening of one topic; `join` recovers its next offset."""
 
-    def __init__(
-        self,
-        wal: Wal,
-        store: CloudStore,
-        catalog: ObjectCatalog,
-        uploader: Uploader | None,
-        reopen: Callable[[Resume], Awaitable[Wal]],
-        waits: Waits,
-    ) -> None:
-        self._wal = wal
-        self._store = store
-        self._catalog = catalog
-        self._uploader = uploader
-        self._reopen = reopen
-        self._waits = waits
-        self._topic = str(catalog.topic)
+    wal: Wal
+    store: CloudStore
+    catalog: ObjectCatalog
+    uploader: Uploader | None
+    reopen: Callable[..., Awaitable[Wal]]
+    """Opens the log again, to restart it at the end that `resume` names."""
+    waits: Waits
+
+    @property
+    def _topic(self) -> str:
+        return str(self.catalog.topic)
 
     async def join(self, table: TopicTable | None, known_upto: int) -> Joined:
         """Find where objects and the table end, and restart the log there if it is behind."""
-        wal, catalog = self._wal, self._catalog
+        wal, catalog = self.wal, self.catalog
         await catalog.load_border()
         if table is not None:
             known_upto = max(known_upto, catalog.table_upto)
@@ -147,7 +139,7 @@ class Opening:
         stop = last.stop if last else 0
         end = NO_TABLE
         if table is not None:
-            end = await self._ask(table, known_upto, needed=must_ask(wal.next_offset, stop, known_upto))
+            end = await self._ask(table, known_upto, needed=needs_table(wal.next_offset, stop, known_upto))
             goal = next_offset(wal.next_offset, stop, end.upto, known_upto)
         else:
             goal = max(wal.next_offset, stop)
@@ -157,28 +149,28 @@ class Opening:
         if goal > wal.next_offset:
             held = await self._prove_skipped(table, held, min(wal.start_offset, wal.next_offset), goal, end)
             await wal.close()
-            wal = await self._reopen(Resume(goal, newest_us))
-            if self._uploader is not None:
-                self._uploader.carry_on(wal)
-        elif table is not None and self._uploader is not None and stop < wal.start_offset <= end.upto:
-            held = await self._begin_anew(table, OffsetRange(stop, wal.start_offset), held)
-        if self._uploader is not None:
-            self._uploader.uploaded.reach(max(self._uploader.uploaded.value, catalog.begin))
+            wal = await self.reopen(resume=Resume(goal, newest_us))
+            if self.uploader is not None:
+                self.uploader.continue_with(wal)
+        elif table is not None and self.uploader is not None and stop < wal.start_offset <= end.upto:
+            held = await self._restart_objects(table, OffsetRange(stop, wal.start_offset), held)
+        if self.uploader is not None:
+            self.uploader.uploaded.reach(max(self.uploader.uploaded.value, catalog.begin))
         return Joined(wal, held, end)
 
     async def _last_object(self) -> Descriptor | None:
         """Return the last object's descriptor, after adopting objects that a crash left undescribed."""
-        wal, uploader = self._wal, self._uploader
-        last = await self._catalog.last()
+        wal, uploader = self.wal, self.uploader
+        last = await self.catalog.last()
         if uploader is None:
             return last
         log_is_enough = wal.next_offset > 0 and (last is None or wal.next_offset >= last.stop)
         try:
-            async with self._waits.store.limit(ASK_TIMEOUT_S if log_is_enough or self._waits.together else None):
+            async with self.waits.store.limit(REMOTE_TIMEOUT_S if log_is_enough or self.waits.together else None):
                 return await uploader.recover_behind(last, log_is_open=False)
         except TimeoutError:
             failure: StoreUnavailableError | StoreRefusedError = StoreUnavailableError(
-                self._store.name, "list objects", "no answer in time"
+                self.store.name, "list objects", "no answer in time"
             )
         except (StoreUnavailableError, StoreRefusedError) as error:
             failure = error
@@ -190,20 +182,20 @@ class Opening:
     async def _described(self, last: Descriptor | None) -> OffsetRange:
         """Return the valid offsets that objects hold; an empty range at their next start if there are none."""
         if last is None or last.start == last.stop:
-            at = max(self._catalog.begin, self._uploader.uploaded.value if self._uploader else 0)
+            at = max(self.catalog.begin, self.uploader.uploaded.value if self.uploader else 0)
             return OffsetRange(at, at)
-        first = last if last.start == 0 else await self._catalog.first()
+        first = last if last.start == 0 else await self.catalog.first()
         assert first is not None, "there is a last one"
-        return OffsetRange(max(first.start, self._catalog.begin), last.stop)
+        return OffsetRange(max(first.start, self.catalog.begin), last.stop)
 
     async def _ask(self, table: TopicTable, known_upto: int, *, needed: bool) -> TableEnd:
         """Return the table's end; the reported one if it does not answer and is not needed."""
         try:
-            async with self._waits.table.limit(ASK_TIMEOUT_S):
+            async with self.waits.table.limit(REMOTE_TIMEOUT_S):
                 return await table.look()
         except TimeoutError:
             failure: LakeUnavailableError | TableMovedError = LakeUnavailableError(
-                self._topic, "look at", f"no answer in {ASK_TIMEOUT_S:g} s"
+                self._topic, "look at", f"no answer in {REMOTE_TIMEOUT_S:g} s"
             )
         except (LakeUnavailableError, TableMovedError) as error:
             failure = error
@@ -217,39 +209,39 @@ class Opening:
     ) -> OffsetRange:
         """Prove that every offset of [start, goal) is in objects or in the table; returns what objects hold."""
         if table is None:
-            await prove(self._store, self._catalog, start, goal)
+            await prove(self.store, self.catalog, start, goal)
             return objects
         moved = False
         try:
-            await prove(self._store, self._catalog, max(start, objects.start), objects.stop)
+            await prove(self.store, self.catalog, max(start, objects.start), objects.stop)
         except OBJECTS_FAIL as error:
             # Offsets missing in the store may be in the table; objects must have those after its end.
             border = min(end.upto, goal)
             if border <= max(start, objects.start):
                 raise
-            await prove(self._store, self._catalog, border, objects.stop)
+            await prove(self.store, self.catalog, border, objects.stop)
             log.error("objects_gone", topic=self._topic, start=objects.start, stop=border, cause=str(error))  # noqa: TRY400  # the cause is logged
             # The table has to prove everything that objects do not hold.
             start, objects, moved = min(start, objects.start), OffsetRange(border, max(border, objects.stop)), True
         behind = end.upto > objects.stop or objects == (goal, goal)
-        for part in left_to_prove(start, goal, objects):
+        for part in without(OffsetRange(start, goal), objects):
             await table.prove(*part)
         if moved:
-            await self._catalog.begin_at(objects.start)
+            await self.catalog.begin_at(objects.start)
         if behind:
             log.error(
                 "log_behind_table",
                 topic=self._topic,
-                log_stop=self._wal.next_offset,
+                log_stop=self.wal.next_offset,
                 objects_stop=objects.stop,
                 upto=end.upto,
             )
             # Before the log exists: the next object will not be contiguous with the last one.
-            await self._catalog.begin_at(goal)
+            await self.catalog.begin_at(goal)
             return OffsetRange(goal, goal)
         return objects
 
-    async def _begin_anew(self, table: TopicTable, gap: OffsetRange, objects: OffsetRange) -> OffsetRange:
+    async def _restart_objects(self, table: TopicTable, gap: OffsetRange, objects: OffsetRange) -> OffsetRange:
         """Continue objects at the log's start, after a gap that the table fills: it was pruned while uploads were off.
 
         Without a proof nothing is changed, and the uploader reports the gap.
@@ -260,5 +252,5 @@ class Opening:
             log.warning("table_not_asked", topic=self._topic, known_upto=gap.stop, cause=str(error))
             return objects
         log.warning("objects_begin_anew", topic=self._topic, objects_stop=gap.start, log_start=gap.stop)
-        await self._catalog.begin_at(gap.stop)
+        await self.catalog.begin_at(gap.stop)
         return OffsetRange(gap.stop, gap.stop)

@@ -7,11 +7,12 @@ start of the log or of the objects, or another tier may have the messages of a d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from ister.cloud.proof import prove
+from ister.core import defaults
 from ister.core.errors import (
     CorruptLogError,
     CorruptObjectError,
@@ -24,23 +25,65 @@ from ister.core.errors import (
 )
 from ister.core.frames.segment import parse_key
 from ister.core.offsets import StartPosition
-from ister.core.reader import Batches
+from ister.core.reader import Reader
+from ister.core.table.data_files import NO_TABLE, RowLocation, TableEnd
 from ister.core.tiers.selection import NOTHING, OffsetRange, Serve, Tier, serve
 
 if TYPE_CHECKING:
     from ister.cloud import CloudReader, Uploader
     from ister.core.message import StreamMessage
     from ister.core.reader import MessageReader
-    from ister.storage.table_tier import TableTier
     from ister.wal import Wal, WalReader
     from ister.wal.read_only import LogView, ViewReader
 
 log = structlog.get_logger()
 
-CLOUD_TIMEOUT_S = 30.0
-
 OBJECTS_FAIL = (MissingObjectError, MissingOffsetsError, CorruptObjectError)
 """Errors that mean that objects lack what their descriptors promise."""
+
+
+class TopicTable(Protocol):
+    """The rows of one topic, or of one partition of a topic, in its table (`ister.lake.topic_table`).
+
+    Every call may raise LakeUnavailableError (nothing happened, try later) and TableMovedError (rolled back, replaced or
+    dropped).
+    """
+
+    async def look(self) -> TableEnd:
+        """Ask the catalog for the table's end; NO_TABLE if there is no table."""
+
+    def open(self, start: int, stop: int) -> MessageReader:
+        """Read the messages [start, stop), in order, each once, even if the table's files are replaced meanwhile.
+
+        MissingRowsError if the newest snapshot does not hold them all.
+        """
+
+    async def prove(self, start: int, stop: int) -> None:
+        """Check that the newest snapshot holds every offset of [start, stop); MissingRowsError if it does not."""
+
+    def place(self, offset: int) -> RowLocation | None:
+        """Return where an offset is in the last known snapshot, None if it is not there. No I/O."""
+
+    async def close(self) -> None:
+        """Close files and threads; readers end."""
+
+
+@dataclass(slots=True)
+class TableTier:
+    """A topic's table, which holds it from offset 0 on; `end` is its known end, which only grows."""
+
+    table: TopicTable
+    end: TableEnd = NO_TABLE
+
+    @property
+    def span(self) -> OffsetRange:
+        """The offsets that the table holds, as far as known."""
+        return OffsetRange(0, self.end.upto)
+
+    def reached(self, end: TableEnd) -> None:
+        """Record the table's end; a lower one than known is late, and ignored."""
+        if end.upto > self.end.upto:
+            self.end = end
 
 
 @dataclass(slots=True)
@@ -54,7 +97,7 @@ class ObjectTier:
     reader: CloudReader
     uploader: Uploader | None
     known: OffsetRange
-    timeout_s: float = CLOUD_TIMEOUT_S
+    timeout_s: float = defaults.ACK_TIMEOUT_MS / 1000
     damaged: OffsetRange = NOTHING
 
     @property
@@ -105,7 +148,7 @@ async def prove_held(objects: ObjectTier | None, table: TableTier | None, start:
         await objects.reader.catalog.note_table(begins)
 
 
-class TieredReader(Batches):
+class TieredReader(Reader):
     """A reader over all tiers; it waits at the end of a Wal, and ends at the end of a read-only log."""
 
     def __init__(
@@ -138,7 +181,7 @@ class TieredReader(Batches):
     async def _read(self) -> list[StreamMessage]:
         while True:
             if self._from_later is None and self._from_log is None:
-                self._turn(self._decide())
+                self._open_tier(self._decide())
             if self._from_later is not None:
                 messages = await self._read_later(self._from_later)
                 if not messages:
@@ -162,7 +205,7 @@ class TieredReader(Batches):
         if failure is not None:
             await self.close()  # the next call selects again
             if isinstance(failure, OBJECTS_FAIL) and self._next in self._table_span:
-                self._pass_by(failure)
+                self._fall_back_to_table(failure)
                 return []
             raise failure
         self._next = stream.next_offset
@@ -181,7 +224,7 @@ class TieredReader(Batches):
             return []
         except (CorruptLogError, MissingFileError) as error:
             self._from_log = None
-            self._avoid(error)
+            self._fall_back_from_log(error)
             return []
         self._next = reader.next_offset
         return messages
@@ -207,7 +250,7 @@ class TieredReader(Batches):
             lost=self._lost,
         )
 
-    def _turn(self, to: Serve) -> None:
+    def _open_tier(self, to: Serve) -> None:
         if to.tier is Tier.LOG:
             self._from_log = self._wal.create_reader(StartPosition.offset(self._next))
             return
@@ -220,7 +263,7 @@ class TieredReader(Batches):
             assert self._table is not None, "only existing tiers are selected"
             self._from_later = self._table.table.open(self._next, to.stop)
 
-    def _avoid(self, error: IsterError) -> None:
+    def _fall_back_from_log(self, error: IsterError) -> None:
         """Read the rest of a damaged file from objects or the table if they have it; else raise the damage."""
         found = self._wal.locate(self._next)
         held = [span.stop for span in (self._object_span, self._table_span) if self._next in span]
@@ -230,7 +273,7 @@ class TieredReader(Batches):
         self._unreadable = OffsetRange(self._next, min(stop, max(held)))
         log.error("log_damaged", log=self._wal.config.name, start=self._next, stop=stop, cause=str(error))
 
-    def _pass_by(self, error: IsterError) -> None:
+    def _fall_back_to_table(self, error: IsterError) -> None:
         """Read the rest of a missing or damaged object from the table, which has the next offset.
 
         An object that retention has deleted meanwhile is no damage, and not logged.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ister.core.frames.segment import Descriptor
     from ister.core.message import StreamMessage
+    from ister.storage.tiered_reader import TopicTable
     from ister.storage.wal_storage import WalStorage
 
 
@@ -72,14 +73,20 @@ def _in_objects(storage: WalStorage, start: int, log_start: int) -> OffsetRange:
 async def _table_time(storage: WalStorage, offset: int) -> int:
     """Return the append time of a message from the table."""
     assert storage.table is not None, "only a table is left"
-    stream = storage.table.table.open(offset, offset + 1)
+    found = await append_time_of(storage.table.table, offset)
+    if found is None:
+        raise MissingOffsetsError(offset, offset + 1, "the table does not have them")
+    return found
+
+
+async def append_time_of(table: TopicTable, offset: int) -> int | None:
+    """Return the append time of a row; None if it is missing, and missing rows are skipped."""
+    stream = table.open(offset, offset + 1)
     try:
         found = await stream.read()
     finally:
         await stream.close()
-    if not found:
-        raise MissingOffsetsError(offset, offset + 1, "the table does not have them")
-    return found[0].append_time_us
+    return found[0].append_time_us if found else None
 
 
 async def bisect(low: int, high: int, is_before: Callable[[int], Awaitable[bool]]) -> int:

@@ -14,22 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ister.core.errors import (
-    CorruptLogError,
     InvalidConfigError,
     IsterError,
     LogClosedError,
-    MissingFileError,
     MissingObjectError,
     OffsetOutOfRangeError,
 )
-from ister.core.frames.recover import Recovery, Verdict
 from ister.core.table.data_files import TableEnd
 from ister.core.tiers.retention import SealedSegment
 from ister.storage.cursors.saved import NOTHING_FINISHED, CursorFile, MemoryCursors, clip_ranges
 from ister.storage.tiered_reader import ObjectTier, TieredReader, prove_held
 from ister.storage.time_index import offset_at
 from ister.wal.config import AckLevel
-from ister.wal.directory import Segment, scan_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,9 +33,8 @@ if TYPE_CHECKING:
     from ister.cloud import Uploader
     from ister.core.message import StreamMessage
     from ister.core.offsets import StartPosition
-    from ister.ports.files.files import Files
     from ister.storage.cursors.saved import Ranges, SavedCursors
-    from ister.storage.table_tier import TableTier
+    from ister.storage.tiered_reader import TableTier
     from ister.wal import Wal, WalReader
 
 
@@ -298,17 +293,7 @@ class WalStorage:
 
     async def dated_segments(self) -> list[SealedSegment]:
         """Return the sealed files with their append times; reads a file if the log's checkpoint was lost."""
-        loop = asyncio.get_running_loop()
-        for segment, after in pairwise(self.wal.segments()):
-            if not segment.append_time_us and segment.first < after.first:
-                try:
-                    found = await loop.run_in_executor(None, _judge_sealed, self.wal.files, segment, after.first)
-                except MissingFileError:
-                    if segment in self.wal.segments():
-                        raise
-                    continue  # pruned meanwhile
-                # In the log's own record, so that the next checkpoint has it.
-                segment.append_time_us = found.append_time_us
+        await self.wal.load_append_times()
         return self.sealed_segments()
 
     async def seal(self, reached_bytes: int, newest_before_us: int | None = None) -> None:
@@ -405,10 +390,3 @@ def require_uploader(level: AckLevel, *, enabled: bool) -> None:
     """Raise InvalidConfigError for a level that waits for uploads if these are off."""
     if level >= AckLevel.CLOUD and not enabled:
         raise InvalidConfigError("level", "CLOUD needs the uploader; enable it, or choose level FSYNC")
-
-
-def _judge_sealed(files: Files, segment: Segment, stop: int) -> Recovery:
-    found = scan_file(files, segment, stop)
-    if found.verdict is Verdict.CORRUPT:
-        raise CorruptLogError(str(segment.path), found.end, found.next_offset, found.reason)
-    return found

@@ -12,8 +12,7 @@ import structlog
 from ister.core.errors import BusyError, DiskFullError, ResourceExhaustedError
 from ister.core.frames.frame import Marker, encode_marker
 from ister.ports.files.files import as_busy, close_file, error_text, replace_file
-from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, dump_checkpoint
-from ister.wal.directory import FileNames, OpenedLog, Segment
+from ister.wal.directory import CHECKPOINT_NAME, FileNames, OpenedLog, SealedFile, Segment, dump_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -216,7 +215,7 @@ class ActiveFiles:
         return len(doomed)
 
     def close(self) -> None:
-        """Make the closing marker durable, which tells damage from a torn tail, and release the directory."""
+        """Make the closing marker durable, which distinguishes damage from a torn tail, and release the directory."""
         try:
             if not self.active_closed:
                 self._file.sync()

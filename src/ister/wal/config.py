@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
 
+from ister.core import defaults
 from ister.core.errors import InvalidConfigError
 from ister.core.names import log_file_name_problem
 
@@ -38,13 +39,13 @@ class WalConfig:
     """
 
     dir: Path | str | None = None
-    file_name: str = "wal.log"
-    cache_capacity: int = 1024
-    fsync_interval_ms: int = 5000
-    max_batch_bytes: int = 10 * 1024 * 1024
-    max_bytes: int = 512 * 1024 * 1024
+    file_name: str = defaults.LOG_FILE_NAME
+    cache_capacity: int = defaults.CACHE_CAPACITY
+    fsync_interval_ms: int = defaults.FSYNC_INTERVAL_MS
+    max_batch_bytes: int = defaults.WRITE_BYTES_MAX
+    max_bytes: int = defaults.LOG_FILE_BYTES_MAX
     max_hours: float | None = None
-    sync_mode: SyncMode | str = SyncMode.PERIODIC
+    sync_mode: SyncMode | str = defaults.SYNC_MODE
     level: AckLevel | None = None
     topic: str = ""
 

@@ -24,12 +24,12 @@ from ister.core.errors import (
     ResourceExhaustedError,
     UnknownFormatError,
 )
+from ister.core.frames.checksummed_json import seal, unseal
 from ister.core.frames.columns import scan_run, strip_markers
 from ister.core.frames.frame import HEADER_BYTES, Marker, encode_marker
 from ister.core.frames.recover import Recovery, Scanner, Verdict
 from ister.core.retry import is_transient
-from ister.ports.files.files import DRAFT, append_all, as_busy, close_file, create_draft, error_text
-from ister.wal.checkpoint import CHECKPOINT_NAME, SealedFile, load_checkpoint
+from ister.ports.files.files import DRAFT, append_all, as_busy, close_file, create_draft, error_text, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+CHECKPOINT_NAME = "checkpoint.json"
+"""Only a cache, so that opening need not read sealed files: missing, damaged or outdated entries are ignored."""
+CHECKPOINT_VERSION = 1
 _LOG_NAME = re.compile(r"(.+)-(\d{10})-(\d{20})\.([^.]+)", re.ASCII | re.DOTALL)
 _DRAFTED = frozenset({CHECKPOINT_NAME, "cursors.json", "upload.json"})
 """Other files of the directory that are replaced atomically, through a draft."""
@@ -48,6 +51,38 @@ ASIDE = ".aside"
 
 READ_BYTES = 1024 * 1024
 """The size of a read, and the distance between index entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedFile:
+    """One sealed file: its offsets [first, stop), its last append time, and (offset, byte) pairs to seek by."""
+
+    seq: int
+    first: int
+    stop: int
+    append_time_us: int
+    index: tuple[tuple[int, int], ...]
+
+
+def dump_checkpoint(sealed: list[SealedFile]) -> bytes:
+    """Return the checkpoint's bytes."""
+    return seal(
+        {"version": CHECKPOINT_VERSION, "sealed": [[f.seq, f.first, f.stop, f.append_time_us, f.index] for f in sealed]}
+    )
+
+
+def load_checkpoint(data: bytes) -> dict[int, SealedFile]:
+    """Return the sealed files by sequence; empty when the bytes cannot be trusted."""
+    try:
+        content = unseal(data)
+        if content["version"] != CHECKPOINT_VERSION:
+            return {}
+        return {
+            seq: SealedFile(seq, first, stop, time, tuple((offset, at) for offset, at in index))
+            for seq, first, stop, time, index in content["sealed"]
+        }
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 @dataclass(slots=True)
@@ -230,6 +265,15 @@ def scan_file(files: Files, segment: Segment, limit: int | None) -> Recovery:
     return scanner.finish()
 
 
+def locate(segments: Sequence[Segment], offset: int, stop: int) -> tuple[Segment, int] | None:
+    """Return the file that holds an offset, and the offset at which its messages end; those of the last end at `stop`."""
+    for segment in reversed(segments):
+        if segment.first <= offset:
+            return segment, stop
+        stop = segment.first
+    return None
+
+
 def check_sequence(files: Files, segments: Sequence[Segment], names: FileNames) -> None:
     """Raise MissingFileError with the lost offsets if a file is missing between two others."""
     for before, after in pairwise(segments):
@@ -252,21 +296,6 @@ def missing(segment: Segment, stop: int | None, error: OSError) -> MissingFileEr
     """Return the error for a file that is missing or unreadable."""
     reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
     return MissingFileError(str(segment.path), segment.first, -1 if stop is None else stop, reason)
-
-
-def read_checkpoint(files: Files, directory: Path) -> dict[int, SealedFile]:
-    """Return the checkpoint's sealed files by sequence; empty if it cannot be read."""
-    try:
-        file = files.open_read(directory / CHECKPOINT_NAME)
-        try:
-            return load_checkpoint(file.read(0, file.size()))
-        finally:
-            file.close()
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        log.warning("checkpoint_not_read", directory=str(directory), cause=error.strerror)
-        return {}
 
 
 def _open_locked(files: Files, directory: Path, names: FileNames, nonce: int, lock: Lock) -> OpenedLog:
@@ -398,7 +427,13 @@ def size_of(files: Files, path: Path) -> int:
 
 def use_checkpoint(files: Files, directory: Path, segments: Sequence[Segment]) -> None:
     """Set the index and the append time of sealed files from the checkpoint, where it fits them."""
-    known = read_checkpoint(files, directory)
+    try:
+        known = load_checkpoint(read_file(files, directory / CHECKPOINT_NAME))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log.warning("checkpoint_not_read", directory=str(directory), cause=error.strerror)
+        return
     for segment, after in pairwise(segments):
         entry = known.get(segment.seq)
         if entry is not None and (entry.first, entry.stop) == (segment.first, after.first):

@@ -23,6 +23,7 @@ from ister.wal.directory import (
     Segment,
     check_sequence,
     damage,
+    locate,
     scan_file,
     size_of,
     unreadable,
@@ -88,12 +89,7 @@ class LogView:
 
     def locate(self, offset: int) -> tuple[Segment, int] | None:
         """Return the file that holds an offset, and the offset at which its messages end."""
-        stop = self._next
-        for segment in reversed(self.segments):
-            if segment.first <= offset:
-                return segment, stop
-            stop = segment.first
-        return None
+        return locate(self.segments, offset, self._next)
 
     def create_reader(self, position: StartPosition) -> ViewReader:
         """Return a reader from a position on, to the end of this view."""

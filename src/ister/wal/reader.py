@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ister.aio.background import prefetch
+from ister.aio.background import mark_retrieved
 from ister.core.errors import CorruptLogError, LogClosedError, OffsetOutOfRangeError
 from ister.core.frames import kernels
 from ister.core.frames.columns import Chunk, Scan, corrupt, messages_of, scan_run
 from ister.core.frames.scanner import FrameScanner
 from ister.core.frames.segment import LogPosition, RawRun
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 from ister.wal.directory import READ_BYTES, Segment, unreadable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ister.wal.wal import Wal
 
 
-class WalReader(Batches):
+class WalReader(Reader):
     """An ordered stream of messages; `async for message in reader`, or `await reader.read()` for a batch."""
 
     def __init__(self, wal: Wal, offset: int) -> None:
@@ -102,7 +102,9 @@ class WalReader(Batches):
     ) -> asyncio.Future[tuple[Chunk, Scan, int]]:
         """Read the next MiB in a thread, while the messages of the one before are used."""
         loop = asyncio.get_running_loop()
-        return prefetch(loop.run_in_executor(None, read_segment, self._wal.files, segment, offset, at, limit, wanted))
+        return mark_retrieved(
+            loop.run_in_executor(None, read_segment, self._wal.files, segment, offset, at, limit, wanted)
+        )
 
 
 def read_segment(

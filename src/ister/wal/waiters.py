@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from ister.core.errors import IsterError
 
+    T = TypeVar("T")
     Waiter = asyncio.Future[int]
     Refusals = list[tuple[Sequence[Waiter], IsterError]]
 
@@ -41,9 +42,7 @@ class Waiters:
     def resolve_rotated(self, offset: int) -> None:
         """Resolve the waiters for a rotation with the first offset of the new file."""
         waiting, self.rotated = self.rotated, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(offset)
+        _resolve(waiting, offset)
 
     def fail_rotated(self, error: IsterError) -> None:
         """Fail the waiters for a rotation."""
@@ -53,9 +52,7 @@ class Waiters:
     def resolve_idle(self) -> None:
         """Resolve the waiters for the end of a disk operation."""
         waiting, self.idle = self.idle, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+        _resolve(waiting, None)
 
     def fail_all(self, error: IsterError) -> None:
         """Fail every waiter for durability: whether its bytes are on disk is unknown."""
@@ -64,6 +61,12 @@ class Waiters:
             fail(waiters, error)
         self.synced, self.refused = [], []
         self.fail_rotated(error)
+
+
+def _resolve(waiters: Sequence[asyncio.Future[T]], result: T) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(result)
 
 
 def fail(waiters: Sequence[Waiter], error: IsterError) -> None:

@@ -12,6 +12,7 @@ import asyncio
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -19,14 +20,17 @@ import structlog
 from ister.aio.background import in_background
 from ister.aio.watermark import Watermark
 from ister.core.errors import (
+    CorruptLogError,
     DiskFullError,
     IsterError,
     LogClosedError,
+    MissingFileError,
     OffsetOutOfRangeError,
     PoisonedError,
     SyncFailedError,
     WriteFailedError,
 )
+from ister.core.frames.recover import Verdict
 from ister.core.frames.warm import warm
 from ister.ports.clock import SystemClock
 from ister.ports.files.files import OsFiles, as_busy, error_text
@@ -40,7 +44,7 @@ from ister.wal.active_files import (
 )
 from ister.wal.cache import FrameCache
 from ister.wal.config import AckLevel, SyncMode, WalConfig
-from ister.wal.directory import FileNames, open_directory
+from ister.wal.directory import FileNames, locate, open_directory, scan_file
 from ister.wal.reader import WalReader, read_raw
 from ister.wal.waiters import Waiters, fail
 from ister.wal.write_batch import CHUNK_BYTES, SyncTarget, WriteBatch, arrow_chunks, message_chunks
@@ -208,11 +212,22 @@ class Wal:
 
     def locate(self, offset: int) -> tuple[Segment, int] | None:
         """Return the file that holds an offset, and the offset at which its messages end (a bound for the last)."""
-        segments = self._disk.segments if self._disk else []
-        for index in range(len(segments) - 1, -1, -1):
-            if segments[index].first <= offset:
-                return segments[index], segments[index + 1].first if index + 1 < len(segments) else self.next_offset
-        return None
+        return locate(self._disk.segments, offset, self.next_offset) if self._disk else None
+
+    async def load_append_times(self) -> None:
+        """Read the sealed files whose append time is unknown, because the checkpoint was lost; the next one has it."""
+        for segment, after in pairwise(self.segments()):
+            if segment.append_time_us or segment.first == after.first:
+                continue
+            try:
+                found = await self._loop.run_in_executor(None, scan_file, self.files, segment, after.first)
+            except MissingFileError:
+                if segment in self.segments():
+                    raise
+                continue  # pruned meanwhile
+            if found.verdict is Verdict.CORRUPT:
+                raise CorruptLogError(str(segment.path), found.end, found.next_offset, found.reason)
+            segment.append_time_us = found.append_time_us
 
     # --- append -------------------------------------------------------------------------------------------------------
 

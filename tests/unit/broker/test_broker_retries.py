@@ -167,7 +167,7 @@ def test_which_problems_may_pass(problem, passes):
 
 def test_a_start_with_a_store_that_hangs_waits_for_it_once_and_opens_the_topics_later(tmp_path, monkeypatch):
     """I11: the broker does not try again what the factory has just tried."""
-    monkeypatch.setattr("ister.storage.resume.ASK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("ister.storage.resume.REMOTE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(opening, "RETRY_S", 0.2)
 
     async def act():

@@ -9,11 +9,11 @@ from ister.broker.topics import subscription as subscription_module
 from ister.core.dispatch.failure import FailurePolicy, Poison
 from ister.core.errors import CorruptLogError, StoreRefusedError, StoreUnavailableError
 from ister.core.offsets import StartPosition
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 from ister.rpc import ister_v1_pb2 as pb
 from parts.broker import SHARED, BrokerWorld, until
 from parts.cloud import named, told
-from parts.table import object_keeper, tabled
+from parts.table import object_retention, tabled
 
 T, DEAD = "/default/t", "/default/dead"
 DAMAGED = CorruptLogError("a file", 7, 3, "a checksum is wrong")
@@ -155,7 +155,7 @@ def test_a_subscription_goes_on_behind_rows_that_are_missing_and_to_be_skipped(t
 
     async def act():
         parts = await tabled(tmp_path / "parts")
-        await object_keeper(parts).tick()
+        await object_retention(parts).tick()
         parts.table.missing, parts.table.skips_missing = {0, 5, 8, 9}, True
         async with BrokerWorld(tmp_path / "broker").broker() as client:
             _, subscription, _, consumer = await begin(client, monkeypatch, None, count=25, kind=kind)
@@ -189,7 +189,7 @@ def test_a_gap_that_no_reader_has_announced_is_a_bug_and_skips_nothing(tmp_path,
             topic = client.broker.topics[T]
             read_from, leaves_out = topic.read_from, [True]
 
-            class Gap(Batches):
+            class Gap(Reader):
                 def __init__(self, reader):
                     super().__init__()
                     self._reader = reader

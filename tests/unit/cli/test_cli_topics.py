@@ -15,6 +15,7 @@ from ister.ports.metadata import MemoryMetadata
 from ister.ports.metadata.etcd import EtcdMetadata
 from ister.ports.objects import FsStore
 from ister.runtime import compose
+from ister.storage.factory import TopicsConfig
 from ister.wal.config import SyncMode, WalConfig
 from parts.data_dir import NAME, TOPIC, broker, fill, listing, log_files, make, messages, metadata_of, run
 
@@ -245,6 +246,7 @@ def test_the_defaults_of_a_configuration_are_the_defaults_of_the_parts(tmp_path)
     config = compose.topics_config(load(None, tmp_path).config)
     assert config.wal == WalConfig(dir=tmp_path / "wal")
     assert (config.upload, config.retention) == (UploadOptions(), Retention())
+    assert config == TopicsConfig(wal=WalConfig(dir=tmp_path / "wal"))
     assert config.root_prefix == "/danube-data"
     store = compose.open_store(load(None, tmp_path).config)
     assert isinstance(store, FsStore)

@@ -126,7 +126,7 @@ def test_retention_survives_an_unexpected_error_and_says_so(tmp_path, who):
         await parts.add_file(5)
         if who == "deleter":
             task = parts.deleter(check_interval_minutes=0.0001)
-            main = task.run()
+            main = task.run(0.006)
         else:
             task = LogRetention("t", parts.storage, parts.clock)
             task.options = ReliableOptions(1, RetentionPolicy.RETAIN_UNTIL_EXPIRE, 0)

@@ -163,7 +163,7 @@ def test_an_object_that_changed_behind_our_back_keeps_the_log_whole_and_is_told(
         assert parts.storage.log_start == 0
         assert len(parts.log_files()) == 4
         with told() as events:
-            parts.tasks.append(asyncio.create_task(deleter.run()))
+            parts.tasks.append(asyncio.create_task(deleter.run(0.006)))
             await until(lambda: deleter.problem is not None)
         assert named(events, "prune_failed")
         await parts.read(0, 20, 50)
@@ -229,7 +229,7 @@ def test_a_store_that_is_down_prunes_nothing_and_the_next_tick_does(tmp_path):
         parts.clock.now_us += 10**9
         deleter = parts.deleter(**ALL, check_interval_minutes=0.0001)
         parts.store.fail["list"] = StoreUnavailableError("fs", "list", "no route")
-        parts.tasks.append(asyncio.create_task(deleter.run()))
+        parts.tasks.append(asyncio.create_task(deleter.run(0.006)))
         await until(lambda: deleter.problem is not None)
         assert parts.storage.log_start == 0
         parts.store.fail.clear()

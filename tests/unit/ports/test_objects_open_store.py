@@ -9,12 +9,12 @@ import traceback
 import pytest
 
 from ister.core.errors import InvalidConfigError, IsterError
-from ister.ports.objects import FsStore, Patience, Root, StoreSettings, open_store, parse_root
+from ister.ports.objects import FsStore, RetryOptions, Root, StoreSettings, open_store, parse_root
 from ister.ports.objects import factory as root_module
-from ister.ports.objects.redact import Redactor
+from ister.ports.objects.opendal_store import Redactor
 from services.objects_contract import keys
 
-HASTY = Patience(attempt_s=0.5, retries=0, pause_s_min=0.01, pause_s_max=0.01)
+HASTY = RetryOptions(attempt_s=0.5, retries=0, pause_s_min=0.01, pause_s_max=0.01)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def told(settings):
     """Provoke every error there is, with a server that repeats whatever it hears; return all that was said."""
     said = [repr(settings), str(settings)]
     try:
-        store = open_store(settings, patience=HASTY)
+        store = open_store(settings, retry=HASTY)
     except InvalidConfigError as error:
         return [*said, *traceback.format_exception(error), repr(vars(error))]
     said += [store.name, repr(store)]

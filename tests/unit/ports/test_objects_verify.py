@@ -15,7 +15,7 @@ from ister.core.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from ister.ports.objects import OpendalStore, Patience
+from ister.ports.objects import OpendalStore, RetryOptions
 from ister.ports.objects.opendal_store import FAILURES
 from services.objects_contract import keys
 
@@ -168,7 +168,7 @@ def test_an_answer_that_drips_for_ever_is_given_up():
 
         write = read
 
-    store = store_of(Dripping(), patience=Patience(attempt_s=0.02, retries=0, pause_s_max=0.01))
+    store = store_of(Dripping(), retry=RetryOptions(attempt_s=0.02, retries=0, pause_s_max=0.01))
     with pytest.raises(StoreUnavailableError, match="in time"):
         asyncio.run(store.read("k", 0, 1))
     with pytest.raises(PutUnknownError, match="in time"):

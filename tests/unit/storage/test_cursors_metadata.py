@@ -19,8 +19,7 @@ from ister.core.names import TopicName
 from ister.core.table.data_files import RowLocation
 from ister.ports.metadata import MemoryMetadata
 from ister.storage.cursors import metadata as progress
-from ister.storage.cursors.metadata import PART_CHARS_MAX, key_part
-from ister.storage.cursors.owned_key import OwnedKey
+from ister.storage.cursors.metadata import PART_CHARS_MAX, OwnedKey, key_part
 from parts.progress import ENTRY, KEY, ROOT, Script, made, opened, said
 from sim.cloud_machine import SimMetadata
 from sim.machine import run

@@ -12,7 +12,7 @@ from ister.ports.files.files import OsFiles
 from ister.ports.metadata import MemoryMetadata, SqliteMetadata
 from ister.storage.cursors.metadata import OLD_ROOT, MetadataCursors, progress_root, record_key, topic_key
 from ister.storage.cursors.move import EarlierProgress, Marker, drop_cursors, open_cursors
-from ister.storage.cursors.saved import CURSORS_NAME, CursorFile, dump_cursors, load_cursors
+from ister.storage.cursors.saved import CURSORS_NAME, CursorFile, dump_cursors, load_progress
 from parts.progress import NEVER, ROOT, TOPIC, Script, nowhere
 from sim.cloud_machine import Network, SimMetadata
 from sim.machine import SimFiles, run
@@ -56,7 +56,7 @@ class Machine:
     def in_file(self):
         if FILE not in self.files.names_now:
             return None
-        return load_cursors(bytes(self.files.names_now[FILE].data), str(FILE))
+        return load_progress(bytes(self.files.names_now[FILE].data), str(FILE))[0]
 
     def holder(self):
         held = self.metadata._held.get(MARKER.encode())

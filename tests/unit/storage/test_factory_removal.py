@@ -243,8 +243,8 @@ def test_a_shutdown_ends_a_deletion_and_an_opening_that_wait_for_a_store_that_ha
 
 def test_a_start_waits_once_for_a_store_that_hangs_and_not_once_for_each_group_of_topics(tmp_path, monkeypatch):
     """I11."""
-    monkeypatch.setattr(resume_module, "ASK_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(factory_module, "ASK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(resume_module, "REMOTE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(factory_module, "REMOTE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(factory_module, "OPEN_AT_ONCE", 2)
 
     async def story():
@@ -280,7 +280,7 @@ def test_a_start_waits_once_for_a_store_that_hangs_and_not_once_for_each_group_o
 
 def test_a_slow_topic_does_not_make_the_store_count_as_away(tmp_path, monkeypatch):
     """I11."""
-    monkeypatch.setattr(resume_module, "ASK_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(resume_module, "REMOTE_TIMEOUT_S", 1.0)
     monkeypatch.setattr(factory_module, "OPEN_AT_ONCE", 2)
 
     class SlowFor(TroubledStore):

@@ -133,7 +133,7 @@ def test_metadata_and_log_lost_but_objects_there_is_refused_and_nothing_is_touch
 
 
 def test_d5_an_unreachable_store_keeps_a_log_with_messages_open_and_an_empty_one_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(resume_module, "ASK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(resume_module, "REMOTE_TIMEOUT_S", 0.2)
 
     async def story():
         world = World(tmp_path)

@@ -9,12 +9,12 @@ import pytest
 
 from ister.core.errors import MissingObjectError, MissingOffsetsError
 from ister.core.offsets import StartPosition
-from ister.core.tiers.selection import OffsetRange
+from ister.core.tiers.selection import OffsetRange, without
 from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.ports.metadata import SqliteMetadata
 from ister.storage import resume as resume_module
 from ister.storage.factory import WalStorageFactory
-from ister.storage.resume import left_to_prove, must_ask, next_offset
+from ister.storage.resume import needs_table, next_offset
 from parts.cloud import messages, named, run, told, until
 from parts.factory import T, read
 from parts.table import TableWorld
@@ -29,7 +29,7 @@ SMALL = range(5)
 def test_d5_a_table_must_be_asked_unless_the_log_has_messages_and_is_as_far_as_all_that_is_known():
     for log, objects, known in product(SMALL, SMALL, SMALL):
         enough = log > 0 and log >= objects and log >= known
-        assert must_ask(log, objects, known) is not enough
+        assert needs_table(log, objects, known) is not enough
 
 
 def test_d5_a_topic_goes_on_at_the_largest_offset_and_never_below_what_a_table_was_seen_to_hold():
@@ -44,7 +44,7 @@ def test_d5_a_topic_goes_on_at_the_largest_offset_and_never_below_what_a_table_w
 
 def test_d5_the_table_has_to_prove_each_offset_that_objects_do_not_hold():
     for start, stop, first, last in product(SMALL, SMALL, SMALL, SMALL):
-        parts = left_to_prove(start, stop, OffsetRange(first, max(first, last)))
+        parts = without(OffsetRange(start, stop), OffsetRange(first, max(first, last)))
         asked = [offset for part in parts for offset in range(*part)]
         assert asked == [offset for offset in range(start, stop) if not first <= offset < last]
 
@@ -258,7 +258,7 @@ def test_an_emptied_store_behind_a_log_that_is_enough_is_read_from_the_table(tmp
 
 @pytest.mark.parametrize("trouble", ["down", "moved", "hangs"])
 def test_d5_a_log_that_is_enough_opens_without_its_table_and_one_that_is_not_does_not(tmp_path, monkeypatch, trouble):
-    monkeypatch.setattr(resume_module, "ASK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(resume_module, "REMOTE_TIMEOUT_S", 0.05)
 
     async def hang():
         await asyncio.Event().wait()
@@ -324,7 +324,7 @@ def test_a_topic_whose_older_messages_only_the_table_has_says_so_while_it_is_dow
             storage = await factory.for_topic(T)
             if uploads:
                 await storage.prune(15)
-                assert await factory.object_keeper(T).tick() == 2
+                assert await factory.object_retention(T).tick() == 2
             await factory.shutdown()
         world.table.down = True
         factory = world.factory()

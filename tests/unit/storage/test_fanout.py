@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ister.core.dispatch.shared_reader import Limits, Seats, Step
+from ister.core.dispatch.shared_reader import Limits, SharedReaderState, Step
 from ister.core.errors import LogClosedError, StoreUnavailableError
 from ister.storage.iceberg.fanout import Fanout
 from parts.cloud import until
@@ -37,39 +37,42 @@ def test_random_steps_against_an_oracle(count, tell):
 
 
 def test_who_is_at_the_head_waits_who_is_behind_reads_alone_and_who_is_far_ahead_leads():
-    seats = Seats(Limits(reach=5))
-    first, behind, ahead, far = (seats.join(at) for at in (10, 9, 15, 16))
+    state = SharedReaderState(Limits(reach=5))
+    first, behind, ahead, far = (state.join(at) for at in (10, 9, 15, 16))
 
-    assert seats.ask(first) is Step.LEAD
-    assert [seats.ask(behind), seats.ask(ahead)] == [Step.READ, Step.WAIT]
-    assert seats.ask(far) is Step.LEAD
-    assert (seats.head, seats.ask(first)) == (16, Step.READ)
+    assert state.ask(first) is Step.LEAD
+    assert [state.ask(behind), state.ask(ahead)] == [Step.READ, Step.WAIT]
+    assert state.ask(far) is Step.LEAD
+    assert (state.head, state.ask(first)) == (16, Step.READ)
 
 
 def test_a_queue_takes_what_it_has_room_for_and_its_subscriber_goes_on_exactly_there():
-    seats = Seats(Limits(messages=3, size=100))
-    slow, quick = seats.join(0), seats.join(0)
-    seats.ask(quick)
+    state = SharedReaderState(Limits(messages=3, size=100))
+    slow, quick = state.join(0), state.join(0)
+    state.ask(quick)
 
-    given = seats.deliver([0, 1], [1, 1], 2)
-    assert [(share.seat, share.first, share.last) for share in given] == [(slow, 0, 2), (quick, 0, 2)]
-    seats.took(quick, 2, 2)
-    seats.ask(quick)
-    given = seats.deliver([2, 3, 4], [1, 1, 1], 5)
+    given = state.deliver([0, 1], [1, 1], 2)
+    assert [(share.subscriber, share.first, share.last) for share in given] == [(slow, 0, 2), (quick, 0, 2)]
+    state.took(quick, 2, 2)
+    state.ask(quick)
+    given = state.deliver([2, 3, 4], [1, 1, 1], 5)
 
-    assert [(share.seat, share.first, share.last, share.stop) for share in given] == [(slow, 0, 1, 3), (quick, 0, 3, 5)]
-    seats.took(slow, 3, 3)
-    assert seats.ask(slow) is Step.READ
-    seats.has_read(slow, 5)
-    assert seats.ask(slow) is Step.WAIT, "it has caught up, and is with the others again"
+    assert [(share.subscriber, share.first, share.last, share.stop) for share in given] == [
+        (slow, 0, 1, 3),
+        (quick, 0, 3, 5),
+    ]
+    state.took(slow, 3, 3)
+    assert state.ask(slow) is Step.READ
+    state.has_read(slow, 5)
+    assert state.ask(slow) is Step.WAIT, "it has caught up, and is with the others again"
 
 
 def test_a_message_larger_than_a_queue_waits_in_it_alone():
-    seats = Seats(Limits(messages=10, size=100))
-    number = seats.join(0)
-    seats.ask(number)
-    assert [share.last for share in seats.deliver([0, 1], [500, 1], 2)] == [1]
-    assert seats.seats[number].at == 1
+    state = SharedReaderState(Limits(messages=10, size=100))
+    number = state.join(0)
+    state.ask(number)
+    assert [share.last for share in state.deliver([0, 1], [500, 1], 2)] == [1]
+    assert state.subscribers[number].at == 1
 
 
 @story
@@ -237,7 +240,7 @@ async def _subscriber(fanout, topic, rng, seen, total):
         try:
             seen.setdefault(start, []).append([message.offset for message in await reading])
         except (asyncio.CancelledError, StoreUnavailableError):
-            assert reader.waiting <= fanout.seats.limits.messages
+            assert reader.waiting <= fanout.state.limits.messages
             continue
     await reader.close()
     return start, [offset for batch in seen[start] for offset in batch]

@@ -13,7 +13,7 @@ from ister.storage.factory import TopicsConfig
 from ister.wal import WalConfig
 from parts.cloud import run, until
 from parts.factory import T, read
-from parts.table import TableWorld, commit, object_keeper, tabled
+from parts.table import TableWorld, commit, object_retention, tabled
 
 S = 1_000_000
 
@@ -62,9 +62,9 @@ def test_the_time_for_objects_must_not_be_negative():
 def test_only_old_objects_that_the_table_holds_wholly_go_and_never_the_newest(tmp_path):
     async def story():
         parts = await tabled(tmp_path)
-        assert await object_keeper(parts, 3600).tick() == 0, "they are too young"
+        assert await object_retention(parts, 3600).tick() == 0, "they are too young"
         assert parts.table.looks == 0, "nobody is asked for nothing"
-        keeper = object_keeper(parts)
+        keeper = object_retention(parts)
         await commit(parts.storage, parts.table, 14) if len(parts.table.rows) < 14 else None
         assert await keeper.tick() == 3
         assert parts.table.proved == [(0, 15), (0, 15)]
@@ -89,10 +89,10 @@ def test_nothing_goes_that_the_newest_snapshot_does_not_prove(tmp_path, trouble)
         else:
             setattr(parts.table, trouble, True)
         if trouble == "behind":
-            assert await object_keeper(parts).tick() == 0
+            assert await object_retention(parts).tick() == 0
         else:
             with pytest.raises((LakeUnavailableError, TableMovedError, MissingRowsError)):
-                await object_keeper(parts).tick()
+                await object_retention(parts).tick()
         assert (len(await parts.spans()), len(parts.object_files())) == (4, 4)
         assert parts.storage.objects.span == OffsetRange(0, 20)
         await parts.close()
@@ -108,7 +108,7 @@ def test_a_failure_at_any_step_leaves_no_description_without_its_object_and_the_
             parts = await tabled(tmp_path / f"{lost}-{step}")
             broken = Steps(parts, step, lost=lost)
             try:
-                await object_keeper(parts).tick()
+                await object_retention(parts).tick()
             except (StoreUnavailableError, MetadataUnavailableError):
                 pass
             else:
@@ -120,7 +120,7 @@ def test_a_failure_at_any_step_leaves_no_description_without_its_object_and_the_
             there = {f"default/t/1/{path.name}" for path in parts.object_files()}
             assert described <= there
             await parts.read(0, 25, 50)
-            await object_keeper(parts).tick()  # another life: it knows nothing of the first
+            await object_retention(parts).tick()  # another life: it knows nothing of the first
             assert (await parts.spans(), len(parts.object_files())) == ([(15, 20)], 1)
             await parts.read(0, 25, 50)
             await parts.close()
@@ -155,7 +155,7 @@ def test_a_failure_at_any_step_leaves_no_description_without_its_object_and_the_
 
 
 def test_more_objects_than_are_looked_at_at_a_time_all_go(tmp_path, monkeypatch):
-    monkeypatch.setattr("ister.storage.object_retention.BATCH", 3)
+    monkeypatch.setattr("ister.storage.retention.BATCH", 3)
 
     async def story():
         parts = await tabled(tmp_path)
@@ -164,7 +164,7 @@ def test_more_objects_than_are_looked_at_at_a_time_all_go(tmp_path, monkeypatch)
         await parts.uploader.drain()
         await commit(parts.storage, parts.table, parts.wal.next_offset)
         assert len(parts.object_files()) > 9
-        await object_keeper(parts).tick()
+        await object_retention(parts).tick()
         assert len(await parts.spans()) == len(parts.object_files()) == 1
         await parts.read(0, parts.wal.next_offset, 50)
         await parts.close()
@@ -180,14 +180,14 @@ def test_the_factory_keeps_objects_as_configured_and_a_restart_finds_where_they_
         storage = await factory.for_topic(T)
         await world.commit(storage, 20)
         await until(lambda: len(world.object_files()) == 1)
-        assert factory.object_keeper(T).problem is None
+        assert factory.object_retention(T).problem is None
         await read(storage, 0, 20)
         await factory.shutdown()
         assert world.table.closed
         factory = world.factory()
         assert await factory.start() == [T]
         storage = await factory.for_topic(T)
-        assert factory.object_keeper(T) is None
+        assert factory.object_retention(T) is None
         assert (storage.objects.span, storage.start_offset) == (OffsetRange(15, 20), 0)
         await read(storage, 0, 20)
         await factory.shutdown()
@@ -199,7 +199,7 @@ def test_a_keeper_says_what_keeps_it_and_goes_on(tmp_path):
     async def story():
         parts = await tabled(tmp_path)
         parts.table.down = True
-        keeper = object_keeper(parts)
+        keeper = object_retention(parts)
         task = asyncio.create_task(keeper.run(0.001))
         await until(lambda: isinstance(keeper.problem, LakeUnavailableError))
         parts.table.down = False

@@ -6,9 +6,9 @@ from ister.core.errors import InvalidConfigError, OffsetOutOfRangeError
 from ister.core.message import StreamMessage
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 from ister.storage import InMemoryStorage, TopicCache, TopicStore
-from ister.storage.spec_api.topic_cache import CACHE_BYTES_MAX
+from ister.storage.spec_api.reliable_dispatch import CACHE_BYTES_MAX
 from parts.cloud import open_parts
 from parts.cloud import run as run_for_real
 from sim.machine import run
@@ -177,7 +177,7 @@ def test_a_cache_that_is_given_another_storage_forgets_the_first_ones_messages()
     run(story())
 
 
-class SlowReader(Batches):
+class SlowReader(Reader):
     """A reader that reads at once and answers when it is told to."""
 
     def __init__(self, reader, go):
@@ -212,7 +212,7 @@ def test_a_read_that_was_under_way_does_not_bring_back_what_was_forgotten(change
         if change == "pruned":
             cache.forget_below(await storage.prune(3))
         else:
-            cache.stand_before(await stored(3))
+            cache.attach(await stored(3))
         go.set()
         assert (await fetching).offset == 1
         assert cache.offsets == []

@@ -5,7 +5,7 @@ from pathlib import Path
 from ister.core.message import StreamMessage
 from ister.core.offsets import StartPosition
 from ister.storage import WalStorage
-from ister.storage.cursors.saved import CURSORS_NAME, load_cursors
+from ister.storage.cursors.saved import CURSORS_NAME, load_progress
 from ister.wal import SyncMode, Wal, WalConfig
 from sim.machine import SimClock, SimFiles, run
 
@@ -20,7 +20,7 @@ async def opened(files):
 
 def on_disk(files):
     """What the file says, without opening anything."""
-    return load_cursors(bytes(files.names_now[CURSORS].data), str(CURSORS)) if CURSORS in files.names_now else {}
+    return load_progress(bytes(files.names_now[CURSORS].data), str(CURSORS))[0] if CURSORS in files.names_now else {}
 
 
 def test_f1_i9_no_crash_leaves_a_cursor_that_skips_or_forgets(count, tell):

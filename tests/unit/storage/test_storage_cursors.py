@@ -10,7 +10,7 @@ from ister.core.errors import DiskFullError, LogClosedError, OffsetOutOfRangeErr
 from ister.core.frames.checksummed_json import seal, unseal
 from ister.core.message import StreamMessage
 from ister.storage import CorruptCursorsError, CursorsNotSavedError, WalStorage
-from ister.storage.cursors.saved import CURSORS_NAME, dump_cursors, load_cursors, load_progress
+from ister.storage.cursors.saved import CURSORS_NAME, dump_cursors, load_progress
 from ister.wal import SyncMode, Wal, WalConfig
 from sim.machine import SimClock, SimFiles, run
 
@@ -32,7 +32,7 @@ async def with_messages(files, count, **settings):
 
 def on_disk(files):
     """What the file says, without opening anything."""
-    return load_cursors(bytes(files.names_now[CURSORS].data), str(CURSORS)) if CURSORS in files.names_now else {}
+    return load_progress(bytes(files.names_now[CURSORS].data), str(CURSORS))[0] if CURSORS in files.names_now else {}
 
 
 def put_on_disk(files, data):
@@ -128,8 +128,8 @@ def test_i11_a_damaged_file_is_an_error_that_names_it_and_never_an_empty_result(
     ]
     for data in damaged:
         with pytest.raises(CorruptCursorsError, match=CURSORS_NAME):
-            load_cursors(data, str(CURSORS))
-    assert load_cursors(whole, str(CURSORS)) == {"s": 3, "t": 5}
+            load_progress(data, str(CURSORS))
+    assert load_progress(whole, str(CURSORS))[0] == {"s": 3, "t": 5}
 
 
 def test_j6_a_file_without_finished_ranges_is_what_earlier_releases_wrote_and_one_with_them_they_can_read():
@@ -188,7 +188,7 @@ def test_i11_a_file_that_cannot_be_read_is_not_an_empty_one():
 def test_a_file_of_a_later_release_is_refused_by_its_version():
     body = b'{"version":2,"cursors":{}}'
     with pytest.raises(CorruptCursorsError, match="version is 2"):
-        load_cursors(b"%08x\n%s\n" % (crc32(body), body), str(CURSORS))
+        load_progress(b"%08x\n%s\n" % (crc32(body), body), str(CURSORS))
 
 
 def test_d5_a_cursor_beyond_the_recovered_log_is_cut_back_before_anything_is_appended():

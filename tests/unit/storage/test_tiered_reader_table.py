@@ -18,9 +18,9 @@ from ister.core.table.data_files import NO_TABLE, TableEnd
 from ister.core.tiers.selection import OffsetRange
 from ister.lake.errors import LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.storage import WalStorage
-from ister.storage.table_tier import TableTier
+from ister.storage.tiered_reader import TableTier
 from parts.cloud import check, named, open_parts, read_on, run, tasks_end, told
-from parts.table import commit, object_keeper, tabled
+from parts.table import commit, object_retention, tabled
 from sim.table_machine import SimTable
 
 
@@ -31,7 +31,7 @@ async def take(reader, count):
 def test_i6_one_stream_from_any_offset_through_all_tiers_to_what_comes(tmp_path):
     async def story():
         parts = await tabled(tmp_path)
-        assert await object_keeper(parts).tick() == 3
+        assert await object_retention(parts).tick() == 3
         assert (parts.storage.objects.span, parts.storage.table.span) == (OffsetRange(15, 20), OffsetRange(0, 15))
         assert (parts.storage.start_offset, parts.storage.frames_start, parts.storage.log_start) == (0, 10, 10)
         readers = [await parts.storage.create_reader(StartPosition.offset(at)) for at in range(26)]
@@ -64,7 +64,7 @@ def test_f23_objects_are_deleted_under_a_reader_that_is_in_them(tmp_path):
         with told() as events:
             reader = await parts.storage.create_reader(StartPosition.offset(0))
             found = await take(reader, 2)
-            assert await object_keeper(parts).tick() == 3
+            assert await object_retention(parts).tick() == 3
             found += await take(reader, 23)
         check(found, 0, 25, 50)
         assert named(events, "objects_damaged") == [], "what retention takes is no damage"
@@ -162,7 +162,7 @@ def test_f13_a_damaged_file_of_the_log_that_objects_do_not_have_is_read_from_the
 def test_a_reader_that_was_told_of_a_table_that_is_down_goes_on_when_it_is_back(tmp_path):
     async def story():
         parts = await tabled(tmp_path)
-        await object_keeper(parts).tick()
+        await object_retention(parts).tick()
         reader = await parts.storage.create_reader(StartPosition.offset(2))
         found = [await anext(reader)]
         parts.table.down = True
@@ -187,7 +187,7 @@ def test_a_reader_that_was_told_of_a_table_that_is_down_goes_on_when_it_is_back(
 def test_i11_rows_that_a_table_lost_are_an_error_and_not_an_end(tmp_path):
     async def story():
         parts = await tabled(tmp_path)
-        await object_keeper(parts).tick()
+        await object_retention(parts).tick()
         parts.table.missing.add(7)
         reader = await parts.storage.create_reader(StartPosition.offset(0))
         found = []
@@ -203,7 +203,7 @@ def test_i11_rows_that_a_table_lost_are_an_error_and_not_an_end(tmp_path):
 def test_closing_ends_a_reader_that_is_in_the_table(tmp_path):
     async def story():
         parts = await tabled(tmp_path)
-        await object_keeper(parts).tick()
+        await object_retention(parts).tick()
         reader = await parts.storage.create_reader(StartPosition.offset(0))
         await anext(reader)
         await parts.storage.close()
@@ -291,7 +291,7 @@ def test_i5_nothing_is_pruned_that_the_table_does_not_prove(tmp_path, trouble):
 def test_i5_objects_deleted_behind_the_table_do_not_keep_the_log_from_being_pruned(tmp_path):
     async def story():
         parts = await tabled(tmp_path)
-        await object_keeper(parts).tick()
+        await object_retention(parts).tick()
         assert await parts.storage.prune(20) == 20
         assert parts.table.proved[-1] == (10, 15), "what objects have is asked of them"
         await parts.read(0, 25, 50)
@@ -344,7 +344,7 @@ def test_the_offset_of_a_time_is_found_where_only_the_table_has_it(tmp_path, gon
         times = [message.append_time_us for message in await take(reader, 25)]
         await reader.close()
         if gone != "nothing":
-            await object_keeper(parts).tick()
+            await object_retention(parts).tick()
         if gone == "objects and log":
             parts.storage.objects.uploader = None
             parts.storage.objects.known = OffsetRange(20, 20)
@@ -365,7 +365,7 @@ def test_f24_readers_at_random_starts_while_everything_moves_on_a_real_disk(tmp_
         parts = await open_parts(tmp_path / str(seed), cache_capacity=3, max_bytes=4096)
         parts.table = SimTable()
         parts.storage = WalStorage.from_wal(parts.wal, parts.storage.objects, TableTier(parts.table))
-        deleter, keeper = parts.deleter(time_minutes=0, size_mb=0), object_keeper(parts)
+        deleter, keeper = parts.deleter(time_minutes=0, size_mb=0), object_retention(parts)
         await parts.add(5, 60)
 
         async def read():
@@ -427,7 +427,7 @@ def test_a_hole_between_table_and_objects_is_an_error_that_names_it(tmp_path):
 def test_j3_a_reader_that_skips_missing_rows_says_which(tmp_path):
     async def story():
         parts = await tabled(tmp_path)
-        await object_keeper(parts).tick()
+        await object_retention(parts).tick()
         parts.table.missing, parts.table.skips_missing = {0, 5, 8, 9}, True
         reader = await parts.storage.create_reader(StartPosition.offset(0))
         assert reader.skipped_upto == 0

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ister.cloud.checkpoint import UPLOAD_NAME
+from ister.cloud.uploader import UPLOAD_NAME
 from ister.core.errors import (
     CorruptLogError,
     InvalidConfigError,
@@ -23,8 +23,7 @@ from ister.core.offsets import StartPosition
 from ister.ports.files.files import OsFiles
 from ister.storage.cursors.saved import CURSORS_NAME
 from ister.wal import AckLevel, SyncMode, Wal, WalConfig
-from ister.wal.checkpoint import CHECKPOINT_NAME
-from ister.wal.directory import FileNames
+from ister.wal.directory import CHECKPOINT_NAME, FileNames
 from ister.wal.read_only import LogView
 
 DEADLINE_S = 120

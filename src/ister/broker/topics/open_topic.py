@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from ister.core.defaults import RETENTION_MINUTES
 from ister.core.errors import (
     BusyError,
     DrainingError,
@@ -41,7 +42,6 @@ RETRY_S = 1.0
 RETRY_MAX_S = 60.0
 """Bounds of the back-off between two attempts to open topics again."""
 RETRY_AT_ONCE = 16
-MINUTES_DEFAULT = 2880
 
 NO_CURSORS: Mapping[str, int] = MappingProxyType({})
 
@@ -105,7 +105,7 @@ def retention_of(policies: CompletePolicies, config: TopicsConfig) -> ReliableOp
     """Return the retention of a topic's log; None is the broker's own."""
     if policies.retention_policy == "none":
         return None
-    period_s = policies.retention_period_s or (config.retention.time_minutes or MINUTES_DEFAULT) * 60
+    period_s = policies.retention_period_s or (config.retention.time_minutes or RETENTION_MINUTES) * 60
     segment_mb = max(1, config.wal.max_bytes >> 20)
     return ReliableOptions(segment_mb, RetentionPolicy(policies.retention_policy), period_s)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ister.broker.topics.topic import Topic
     from ister.core.dispatch.dispatch import DeadLetter
     from ister.core.message import StreamMessage
-    from ister.storage.persistent import Reader
+    from ister.core.reader import Reader
 
 log = structlog.get_logger()
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from ister.core.dispatch.failure import FailurePolicy
     from ister.core.message import StreamMessage
     from ister.core.names import TopicName
+    from ister.core.reader import Reader
     from ister.storage.cursors.saved import Ranges
     from ister.storage.lake_storage import LakeStorage
-    from ister.storage.persistent import Reader
     from ister.storage.wal_storage import WalStorage
 
     Subscription = ReliableSubscription | NonReliableSubscription

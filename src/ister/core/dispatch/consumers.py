@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 QUIET_S = 0.25
 
 
+@dataclass(slots=True, eq=False)
 class Consumer:
     """One registered consumer.
 
@@ -18,19 +20,16 @@ class Consumer:
     `KeyQueues`.
     """
 
-    __slots__ = ("away_since", "connected", "filters", "holds", "id", "place", "queue", "queued", "since", "stalled")
-
-    def __init__(self, number: int, place: int, now: float) -> None:
-        self.id = number
-        self.place = place
-        self.filters: tuple[str, ...] = ()
-        self.connected = False
-        self.away_since = now
-        self.holds = 0
-        self.since = now
-        self.stalled = False
-        self.queue: list[tuple[int, str]] = []
-        self.queued = False
+    id: int
+    place: int
+    since: float
+    away_since: float
+    filters: tuple[str, ...] = ()
+    connected: bool = False
+    holds: int = 0
+    stalled: bool = False
+    queue: list[tuple[int, str]] = field(default_factory=list)
+    queued: bool = False
 
     def reset(self, now: float) -> None:
         """Drop the state of its messages; place and connection stay."""
@@ -60,7 +59,7 @@ class Consumers:
         """Register a consumer, or change the filters of a registered one."""
         consumer = self.registered.get(number)
         if consumer is None:
-            consumer = self.registered[number] = Consumer(number, self._new_place(), now)
+            consumer = self.registered[number] = Consumer(number, self._new_place(), now, now)
         consumer.filters = tuple(filters)
         return consumer
 

@@ -7,6 +7,7 @@ Between the cursor and `next_offset` each offset is finished or in exactly one o
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ WAITING_MAX = 10_000
 STALE_MIN = 64
 
 
+@dataclass(slots=True, eq=False)
 class DeliveryState:
     """A message that was delivered at least once.
 
@@ -29,32 +31,17 @@ class DeliveryState:
     `number` is that of its last delivery.
     """
 
-    __slots__ = (
-        "attempt",
-        "consumer",
-        "failures",
-        "message",
-        "number",
-        "offset",
-        "reason",
-        "sent",
-        "since",
-        "size",
-        "store_failures",
-    )
-
-    def __init__(self, offset: int, message: StreamMessage, consumer: Consumer) -> None:
-        self.offset = offset
-        self.message = message
-        self.size = len(message.payload)
-        self.consumer = consumer
-        self.since = 0.0
-        self.sent = False
-        self.number = 0
-        self.attempt = 0
-        self.failures = 0
-        self.store_failures = 0
-        self.reason = ""
+    offset: int
+    message: StreamMessage
+    consumer: Consumer
+    size: int
+    since: float = 0.0
+    sent: bool = False
+    number: int = 0
+    attempt: int = 0
+    failures: int = 0
+    store_failures: int = 0
+    reason: str = ""
 
 
 class Ledger:
@@ -137,7 +124,7 @@ class Ledger:
             state.consumer = consumer
             self._pending_bytes -= state.size
         else:
-            state = DeliveryState(offset, message, consumer)
+            state = DeliveryState(offset, message, consumer, len(message.payload))
             self._waiting_bytes -= state.size
         state.since = now
         state.sent = False
@@ -277,11 +264,6 @@ class Cursor:
         self.finish_range(self.at, offset)
 
     @property
-    def runs(self) -> int:
-        """The number of finished ranges beyond `at`."""
-        return len(self._stops)
-
-    @property
     def ranges(self) -> list[tuple[int, int]]:
         """The finished ranges [start, stop) beyond `at`, in order."""
         return sorted(self._stops.items())
@@ -298,9 +280,6 @@ class Timers:
 
     def __contains__(self, offset: int) -> bool:
         return offset in self._times
-
-    def __len__(self) -> int:
-        return len(self._times)
 
     def set(self, offset: int, at: float) -> None:
         """Set the time at which an offset expires."""

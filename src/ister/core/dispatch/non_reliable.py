@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ister.core.dispatch.consumers import Consumer
 from ister.core.dispatch.dispatch import SubscriptionType
-from ister.core.dispatch.key_ring import Ring
+from ister.core.dispatch.key_shared import Ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,9 +31,8 @@ class NonReliableDispatch:
         """Add a consumer at the end."""
         assert consumer not in self._members, "it disconnects first"
         self._connected.append(consumer)
-        member = self._members[consumer] = Consumer(consumer, len(self._connected), 0.0)
-        member.filters = tuple(filters)
-        member.connected = True
+        member = Consumer(consumer, len(self._connected), 0.0, 0.0, tuple(filters), connected=True)
+        self._members[consumer] = member
         self._ring.add(member)
 
     def disconnect(self, consumer: int) -> None:

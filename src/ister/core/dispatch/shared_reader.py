@@ -57,7 +57,7 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class Seat:
+class Subscriber:
     """A subscriber: the offset behind all that it got, and the size of its queue."""
 
     at: int
@@ -66,23 +66,23 @@ class Seat:
     state: State = State.RESTS
 
 
-class Share(NamedTuple):
+class QueuePart(NamedTuple):
     """The part [first, last) of a batch for a subscriber's queue, its bytes, and the subscriber's next offset."""
 
-    seat: int
+    subscriber: int
     first: int
     last: int
     size: int
     stop: int
 
 
-class Seats:
+class SharedReaderState:
     """The subscribers of one topic, and the offset of the shared reader, None if there is none."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.head: int | None = None
-        self.seats: dict[int, Seat] = {}
+        self.subscribers: dict[int, Subscriber] = {}
         self._next_number = 0
 
     # --- membership ---------------------------------------------------------------------------------------------------
@@ -91,68 +91,68 @@ class Seats:
         """Add a subscriber; return its number."""
         number = self._next_number
         self._next_number += 1
-        self.seats[number] = Seat(at)
+        self.subscribers[number] = Subscriber(at)
         return number
 
     def leave(self, number: int) -> None:
         """Remove a subscriber; idempotent."""
-        self.seats.pop(number, None)
+        self.subscribers.pop(number, None)
 
     # --- subscribers --------------------------------------------------------------------------------------------------
 
     def ask(self, number: int) -> Step:
         """Return the next action of a subscriber."""
-        seat = self.seats[number]
-        assert seat.state is not State.READS, "it reads already"
-        if seat.messages:
+        subscriber = self.subscribers[number]
+        assert subscriber.state is not State.READS, "it reads already"
+        if subscriber.messages:
             return Step.TAKE
-        if self.head is None or seat.at > self.head + self.limits.reach:
-            self.head = seat.at
-            for other in self.seats.values():
+        if self.head is None or subscriber.at > self.head + self.limits.reach:
+            self.head = subscriber.at
+            for other in self.subscribers.values():
                 if other.state is State.WAITS:
                     other.state = State.RESTS
-            seat.state = State.WAITS
+            subscriber.state = State.WAITS
             return Step.LEAD
-        if seat.at >= self.head:
-            seat.state = State.WAITS
+        if subscriber.at >= self.head:
+            subscriber.state = State.WAITS
             return Step.WAIT
-        seat.state = State.READS
+        subscriber.state = State.READS
         return Step.READ
 
     def took(self, number: int, messages: int, size: int) -> None:
         """Record what a subscriber took from its queue."""
-        seat = self.seats[number]
-        seat.messages -= messages
-        seat.size -= size
-        assert min(seat.messages, seat.size) >= 0, "it takes what is queued"
+        subscriber = self.subscribers[number]
+        subscriber.messages -= messages
+        subscriber.size -= size
+        assert min(subscriber.messages, subscriber.size) >= 0, "it takes what is queued"
 
     def has_read(self, number: int, at: int) -> None:
         """Record how far a subscriber has read alone; after a failure the offset is unchanged."""
-        seat = self.seats[number]
-        assert seat.state is State.READS, "it reads alone"
-        assert at >= seat.at, "reading does not go back"
-        seat.at = at
-        seat.state = State.RESTS
+        subscriber = self.subscribers[number]
+        assert subscriber.state is State.READS, "it reads alone"
+        assert at >= subscriber.at, "reading does not go back"
+        subscriber.at = at
+        subscriber.state = State.RESTS
 
     def rest(self, number: int) -> None:
         """Record that a subscriber does not wait any more."""
-        seat = self.seats.get(number)
-        if seat is not None and seat.state is State.WAITS:
-            seat.state = State.RESTS
+        subscriber = self.subscribers.get(number)
+        if subscriber is not None and subscriber.state is State.WAITS:
+            subscriber.state = State.RESTS
 
     # --- the shared reader --------------------------------------------------------------------------------------------
 
     @property
     def wanted(self) -> bool:
         """True if a subscriber waits for the shared reader."""
-        return any(seat.state is State.WAITS for seat in self.seats.values())
+        return any(subscriber.state is State.WAITS for subscriber in self.subscribers.values())
 
     @property
     def followed(self) -> bool:
         """True if a subscriber is at the head, so that the shared reader stays open."""
-        return self.head is not None and any(self._is_there(seat) for seat in self.seats.values())
+        return self.head is not None and any(self._is_there(subscriber) for subscriber in self.subscribers.values())
 
-    def deliver(self, offsets: Sequence[int], sizes: Sequence[int], stop: int) -> list[Share]:
+    def deliver(self, offsets: Sequence[int], sizes: Sequence[int], stop: int) -> list[QueuePart]:
         """Distribute what the shared reader has read at the head; it reads at `stop` next.
 
         `offsets` and `sizes` are those of the messages. A subscriber with less room gets a part, and is behind then.
@@ -160,28 +160,28 @@ class Seats:
         assert self.head is not None, "it reads only while there is a head"
         assert stop > self.head, "reading goes on"
         ends = [0, *accumulate(sizes)]
-        shares = []
-        for number, seat in self.seats.items():
-            if not self._is_there(seat) or seat.at >= stop:
+        parts = []
+        for number, subscriber in self.subscribers.items():
+            if not self._is_there(subscriber) or subscriber.at >= stop:
                 continue
-            first = bisect_left(offsets, seat.at)
-            last = min(len(offsets), first + self._room(seat, first, ends))
-            seat.at = stop if last == len(offsets) else offsets[last]
+            first = bisect_left(offsets, subscriber.at)
+            last = min(len(offsets), first + self._room(subscriber, first, ends))
+            subscriber.at = stop if last == len(offsets) else offsets[last]
             if first < last:
                 size = ends[last] - ends[first]
-                seat.messages += last - first
-                seat.size += size
-                seat.state = State.RESTS
-                shares.append(Share(number, first, last, size, seat.at))
+                subscriber.messages += last - first
+                subscriber.size += size
+                subscriber.state = State.RESTS
+                parts.append(QueuePart(number, first, last, size, subscriber.at))
         self.head = stop
-        return shares
+        return parts
 
     def fail(self) -> list[int]:
         """Record that the shared reader failed; return the subscribers that get the error."""
         affected = []
-        for number, seat in self.seats.items():
-            if seat.state is State.WAITS or (seat.state is State.RESTS and seat.at == self.head):
-                seat.state = State.RESTS
+        for number, subscriber in self.subscribers.items():
+            if subscriber.state is State.WAITS or (subscriber.state is State.RESTS and subscriber.at == self.head):
+                subscriber.state = State.RESTS
                 affected.append(number)
         self.head = None
         return affected
@@ -193,12 +193,12 @@ class Seats:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _is_there(self, seat: Seat) -> bool:
+    def _is_there(self, subscriber: Subscriber) -> bool:
         assert self.head is not None, "there is a head"
-        return seat.state is not State.READS and seat.at >= self.head
+        return subscriber.state is not State.READS and subscriber.at >= self.head
 
-    def _room(self, seat: Seat, first: int, ends: list[int]) -> int:
+    def _room(self, subscriber: Subscriber, first: int, ends: list[int]) -> int:
         """Return how many messages from `first` on fit into a queue; an empty one always takes one."""
-        by_size = bisect_right(ends, ends[first] + self.limits.size - seat.size) - 1 - first
-        room = min(self.limits.messages - seat.messages, by_size)
-        return max(room, 0 if seat.messages else 1)
+        by_size = bisect_right(ends, ends[first] + self.limits.size - subscriber.size) - 1 - first
+        room = min(self.limits.messages - subscriber.messages, by_size)
+        return max(room, 0 if subscriber.messages else 1)

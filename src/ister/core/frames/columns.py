@@ -106,7 +106,7 @@ def scan_run(
     `file_at` is where the data stands in its log file, when it is from one: markers are checked against it.
     """
     out = np.empty(kernels.SCAN_FIELDS, np.int64)
-    kernels.scan(_view(data), 0, len(data), first_offset, limit, wanted, file_at, out)
+    kernels.scan(byte_view(data), 0, len(data), first_offset, limit, wanted, file_at, out)
     return Scan._make(out.tolist())
 
 
@@ -139,7 +139,7 @@ def batch_of(data: Frames, scan: Scan) -> pa.RecordBatch:
     )
     payload = (_starts(rows), np.empty(scan.payload_bytes, np.uint8))
     map_at = _starts(rows)
-    kernels.fill(_view(data), scan.first_row, rows, fixed, narrow, texts, *payload, map_at)
+    kernels.fill(byte_view(data), scan.first_row, rows, fixed, narrow, texts, *payload, map_at)
     (name, addr, route, key, value) = texts
     flags = narrow[1]
     entries = pa.StructArray.from_buffers(
@@ -193,7 +193,7 @@ def messages_in(chunk: Chunk, topic_name: str, *, at: int = 0) -> list[StreamMes
     wide = np.empty((4, rows), np.uint64)
     places = np.empty((3, rows), np.int64)
     runs = np.empty(rows, np.int64)
-    run_count = kernels.locate(_view(data), at, rows, wide, places, runs)
+    run_count = kernels.locate(byte_view(data), at, rows, wide, places, runs)
     bodies, starts, stops = places.tolist()
     times = wide[0].view(np.int64).tolist()
     published, producers, requests = wide[1].tolist(), wide[2].tolist(), wide[3].tolist()
@@ -296,7 +296,7 @@ def check_rows(batch: pa.RecordBatch) -> tuple[Chunk, int]:
 def strip_markers(data: Frames) -> bytes:
     """Return checked frames without their markers."""
     out = np.empty(len(data), np.uint8)
-    return out[: kernels.strip(_view(data), 0, len(data), out)].tobytes()
+    return out[: kernels.strip(byte_view(data), 0, len(data), out)].tobytes()
 
 
 def corrupt(source: str, byte: int, expected_offset: int, code: int) -> CorruptLogError:
@@ -349,9 +349,10 @@ def _whole(data: Frames, first_offset: int, source: str) -> Scan:
     return scan
 
 
-def _view(data: Frames) -> np.ndarray:
+def byte_view(data: Frames) -> np.ndarray:
+    """Return bytes as a read-only array: one type for numba."""
     view = np.frombuffer(data, np.uint8)
-    view.flags.writeable = False  # one type for numba
+    view.flags.writeable = False
     return view
 
 
@@ -394,7 +395,7 @@ def _run_names(raw: bytes, bodies: np.ndarray, runs: np.ndarray, count: int) -> 
 
 
 def _castable(batch: pa.RecordBatch) -> dict[str, pa.Array | None]:
-    """Return the columns of a batch that somebody gave us, each checked and of its type; None for those it has not."""
+    """Return the columns of a caller's batch, each checked and cast to its type; None for a missing one."""
     unknown = sorted(set(batch.schema.names) - set(SCHEMA.names))
     if unknown:
         raise InvalidMessageError("batch", f"has columns that a message does not: {', '.join(unknown)}")

@@ -1,6 +1,6 @@
 """The loops over frames that numba compiles: check, take apart and build a run of frames.
 
-Every function works on plain numpy arrays and allocates nothing. `scan` is the only judge of bytes: the others trust
+Every function works on plain numpy arrays and allocates nothing. Only `scan` checks bytes; the others trust
 what it has checked. Numbers are read from unaligned bytes through small intrinsics, because a numpy view would have
 to be made per field.
 """
@@ -26,34 +26,13 @@ from ister.core.frames.frame import (
     VERSION,
 )
 
-# What `scan` says of the place where it stopped.
-OK = 0
-NEED_MORE = 1
-BAD_LENGTH = 2
-BAD_CRC = 3
-NOT_DENSE = 4
-UNKNOWN_KIND = 5
-BAD_BODY = 6
-MISPLACED = 7
+# Why `scan` stopped.
+OK, NEED_MORE, BAD_LENGTH, BAD_CRC, NOT_DENSE, UNKNOWN_KIND, BAD_BODY, MISPLACED = range(8)
 
-# Where `scan` leaves its findings.
-S_END = 0
-S_NEXT = 1
-S_CODE = 2
-S_ROWS = 3
-S_FIRST_ROW = 4
-S_NAME = 5
-S_ADDR = 6
-S_ROUTE = 7
-S_ENTRIES = 8
-S_KEY = 9
-S_VALUE = 10
-S_PAYLOAD = 11
-S_SYNCED_POS = 12
-S_SYNCED_OFFSET = 13
-S_APPEND_TIME = 14
-S_MARKERS = 15
+# The fields of the result of `scan`, in order.
 SCAN_FIELDS = 16
+S_END, S_NEXT, S_CODE, S_ROWS, S_FIRST_ROW, S_NAME, S_ADDR, S_ROUTE = range(8)
+S_ENTRIES, S_KEY, S_VALUE, S_PAYLOAD, S_SYNCED_POS, S_SYNCED_OFFSET, S_APPEND_TIME, S_MARKERS = range(8, SCAN_FIELDS)
 
 _MARKER_BYTES = MARKER.size
 _ATTRIBUTE_HEAD = 6

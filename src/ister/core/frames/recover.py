@@ -179,13 +179,6 @@ class Scanner:
         self._held_at = at + len(data) - keep
 
 
-def recover(data: bytes, first_offset: int, *, limit: int | None = None) -> Recovery:
-    """Scan a file that is in memory as a whole."""
-    scanner = Scanner(first_offset, limit=limit)
-    scanner.feed(data)
-    return scanner.finish()
-
-
 def _marker_at(data: bytes, start: int) -> Marker | None:
     if start + MARKER_FRAME_BYTES > len(data):
         return None

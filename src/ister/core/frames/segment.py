@@ -18,7 +18,7 @@ import numpy as np
 
 from ister.core.errors import CorruptMetadataError, CorruptObjectError
 from ister.core.frames import kernels
-from ister.core.frames.columns import NO_LIMIT, REASONS
+from ister.core.frames.columns import NO_LIMIT, REASONS, byte_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +33,8 @@ INDEX_BYTES = 64 * 1024
 INDEX_ENTRIES_MAX = 4096
 VERSION = 1
 
+_STORED_NAMES = {"checksum": "crc32"}
+"""The fields of a descriptor that are stored under another name."""
 _KEY = re.compile(r"([A-Za-z0-9_-]+)/([A-Za-z0-9_-]+)/([0-9]+)/data-([0-9]{20})-([0-9]{20})\.dnb", re.ASCII)
 
 
@@ -105,19 +107,8 @@ class Descriptor:
     def dump(self) -> bytes:
         """Return the stored form; the index as steps from entry to entry."""
         steps = [number for place in _steps(self.index) for number in place]
-        content = {
-            "version": VERSION,
-            "completed": True,
-            "generation": self.generation,
-            "epoch": self.epoch,
-            "start": self.start,
-            "stop": self.stop,
-            "size": self.size,
-            "crc32": self.checksum,
-            "etag": self.etag,
-            "append_time_us": self.append_time_us,
-            "index": steps,
-        }
+        stored = {_STORED_NAMES.get(name, name): getattr(self, name) for name in self.__slots__}
+        content = {"version": VERSION, "completed": True, **stored, "index": steps}
         return json.dumps(content, separators=(",", ":")).encode()
 
     @classmethod
@@ -134,17 +125,8 @@ class Descriptor:
                 offset += by_offset
                 byte += by_byte
                 index.append((offset, byte))
-            found = cls(
-                generation=content["generation"],
-                epoch=content["epoch"],
-                start=content["start"],
-                stop=content["stop"],
-                size=content["size"],
-                checksum=content["crc32"],
-                etag=content["etag"],
-                append_time_us=content["append_time_us"],
-                index=tuple(index),
-            )
+            content["index"] = tuple(index)
+            found = cls(**{name: content[_STORED_NAMES.get(name, name)] for name in cls.__slots__})
             whole = content["completed"] is True and found._is_possible()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptMetadataError(
@@ -182,8 +164,7 @@ class Survey(NamedTuple):
 
 def survey(data: Frames, first_offset: int, *, limit: int = NO_LIMIT) -> Survey:
     """Check every frame up to offset `limit`, and build the index."""
-    view = np.frombuffer(data, np.uint8)
-    view.flags.writeable = False  # one type for numba, whatever holds the bytes
+    view = byte_view(data)
     stride = max(INDEX_BYTES, -(-len(view) // INDEX_ENTRIES_MAX))
     places = np.empty((INDEX_ENTRIES_MAX, 2), np.int64)
     out = np.zeros(kernels.SCAN_FIELDS, np.int64)

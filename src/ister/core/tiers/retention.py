@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 _US_PER_S = 1_000_000
-RETENTION_MINUTES = 2880
-RETENTION_MB = 20480
-"""How old and how large a log becomes whose messages objects hold, unless configured otherwise."""
 
 
 class RetentionPolicy(Enum):

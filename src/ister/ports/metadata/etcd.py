@@ -1,7 +1,7 @@
 """Metadata store in etcd, for clusters. A version is etcd's revision; that of a key its `mod_revision`.
 
 aetcd is used for its generated messages and stubs only: its client knows one address, no TLS and no renewal of tokens,
-keeps no lease alive and ends a watch with its connection.
+has no lease renewal and ends a watch with its connection.
 """
 
 from __future__ import annotations
@@ -9,27 +9,29 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from aetcd import rpc
 
-from ister.core.errors import InvalidConfigError, LeaseLostError, MetadataUnavailableError
-from ister.ports.metadata.etcd_cluster import Cluster, Login, parse_endpoints
-from ister.ports.metadata.etcd_watch import EtcdWatch
+from ister.core.errors import InvalidConfigError, LeaseLostError, MetadataUnavailableError, WatchCompactedError
+from ister.ports.metadata.etcd_cluster import RETRY_PAUSE_S, Cluster, Login, parse_endpoints
 from ister.ports.metadata.leases import RenewedLease, check_ttl
-from ister.ports.metadata.store import Entry, check_value, check_writable, key_bytes, key_range
+from ister.ports.metadata.store import Change, Entry, after_prefix, check_value, check_writable, key_bytes, key_range
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from typing import Self
 
     from ister.ports.metadata.etcd_cluster import Call
-    from ister.ports.metadata.store import Change, Lease
+    from ister.ports.metadata.store import Lease
 
     Entries = list[Entry]
 
+REFUSALS_MAX = 2
 PAGE_KEYS = 64
 
 
@@ -146,12 +148,10 @@ class EtcdMetadata:
         """Grant a lease that renews itself; etcd counts whole seconds, and may grant more than requested."""
         check_ttl(ttl_s)
         request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
-
-        async def send(call: Call) -> rpc.LeaseGrantResponse:
-            return await call.member.lease.LeaseGrant(request, metadata=call.metadata, timeout=call.timeout_s)
-
         sent = self._monotonic()
-        granted = await self._cluster.read("grant a lease", send)  # a second grant is harmless
+        granted = await self._cluster.read(  # a second grant is harmless
+            "grant a lease", lambda call: call.send(call.member.lease.LeaseGrant, request)
+        )
         lease = RenewedLease(
             self.name,
             granted.ID,
@@ -204,17 +204,10 @@ class EtcdMetadata:
 
     async def _transact(self, action: str, compare: Sequence[rpc.Compare], change: rpc.RequestOp) -> rpc.TxnResponse:
         request = rpc.TxnRequest(compare=compare, success=[change], failure=[])
-
-        async def send(call: Call) -> rpc.TxnResponse:
-            return await call.member.kv.Txn(request, metadata=call.metadata, timeout=call.timeout_s)
-
-        return await self._cluster.change(action, send)
+        return await self._cluster.change(action, lambda call: call.send(call.member.kv.Txn, request))
 
     async def _range(self, action: str, request: rpc.RangeRequest) -> rpc.RangeResponse:
-        async def send(call: Call) -> rpc.RangeResponse:
-            return await call.member.kv.Range(request, metadata=call.metadata, timeout=call.timeout_s)
-
-        return await self._cluster.read(action, send)
+        return await self._cluster.read(action, lambda call: call.send(call.member.kv.Range, request))
 
     async def _pages(
         self, action: str, first: bytes, stop: bytes, limit: int | None, reverse: bool  # noqa: FBT001  # as given
@@ -252,7 +245,7 @@ class EtcdMetadata:
 
         async def send(call: Call) -> None:
             try:
-                await call.member.lease.LeaseRevoke(request, metadata=call.metadata, timeout=call.timeout_s)
+                await call.send(call.member.lease.LeaseRevoke, request)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:  # it does not exist
                     raise
@@ -267,3 +260,112 @@ class EtcdMetadata:
 
     def _entry(self, kv: rpc.KeyValue) -> Entry:
         return Entry(kv.key[len(self._prefix) :].decode(), kv.value, kv.mod_revision)
+
+
+class EtcdWatch:
+    """Changes from one revision on, also across lost connections: it resumes behind the last change that it yielded.
+
+    A cancelled step loses nothing: the next one connects again.
+
+    Large answers come in fragments, which may end within a revision. So the place is a revision that was not given
+    completely yet, and how many of its changes were.
+    """
+
+    def __init__(self, cluster: Cluster, prefix: bytes, *, hidden: int, after: int) -> None:
+        self._cluster = cluster
+        self._prefix = prefix
+        self._hidden = hidden
+        self._revision = after + 1
+        self._given = 0
+        self._skip = 0
+        self._refusals = 0
+        self._stream: grpc.aio.StreamStreamCall[Any, Any] | None = None
+        self._read_ahead: deque[Change] = deque()
+
+    def __aiter__(self) -> EtcdWatch:
+        return self
+
+    async def __anext__(self) -> Change:
+        while not self._read_ahead:
+            if self._cluster.closed:
+                self._drop()
+                raise StopAsyncIteration
+            try:
+                self._take(await self._receive())
+            except asyncio.CancelledError:
+                self._drop()
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                # The call was cancelled and not our task: the store was closed, which the next iteration sees.
+            except (grpc.aio.AioRpcError, MetadataUnavailableError):
+                self._drop()
+                self._cluster.avoid()
+                await asyncio.sleep(RETRY_PAUSE_S)
+        return self._read_ahead.popleft()
+
+    def __del__(self) -> None:
+        with suppress(RuntimeError):  # the loop may be closed already
+            self._drop()
+
+    async def _receive(self) -> rpc.WatchResponse:
+        if self._stream is None:
+            call = await self._cluster.stream("watch")
+            create = rpc.WatchCreateRequest(
+                key=self._prefix,
+                range_end=after_prefix(self._prefix),
+                start_revision=self._revision,
+                progress_notify=True,
+                fragment=True,
+            )
+            self._skip = self._given
+            self._stream = call.member.watch.Watch(metadata=call.metadata)
+            await self._stream.write(rpc.WatchRequest(create_request=create))
+        response = await self._stream.read()
+        if response is grpc.aio.EOF:
+            raise MetadataUnavailableError(self._cluster.name, "watch", "the stream ended")
+        return response
+
+    def _take(self, response: rpc.WatchResponse) -> None:
+        if response.canceled:
+            self._refused(response)
+        elif response.events:
+            self._refusals = 0
+            for event in response.events:
+                self._take_event(event)
+            if not response.fragment:
+                self._go_on(self._revision + 1)
+        elif not response.created:  # everything up to here was sent: compaction may pass our last change
+            self._go_on(response.header.revision + 1)
+
+    def _take_event(self, event: rpc.Event) -> None:
+        revision = event.kv.mod_revision
+        if revision > self._revision:
+            self._go_on(revision)
+        if self._skip:
+            self._skip -= 1
+            return
+        self._given += 1
+        value = None if event.type == rpc.Event.DELETE else event.kv.value
+        self._read_ahead.append(Change(event.kv.key[self._hidden :].decode(), value, revision))
+
+    def _go_on(self, revision: int) -> None:
+        self._revision = max(self._revision, revision)
+        self._given = self._skip = 0
+
+    def _refused(self, response: rpc.WatchResponse) -> None:
+        self._drop()
+        if response.compact_revision:
+            raise WatchCompactedError(self._cluster.name, self._revision - 1)
+        self._refusals += 1
+        if self._refusals >= REFUSALS_MAX and "permission denied" in response.cancel_reason:
+            raise InvalidConfigError(
+                "metadata", f"{self._cluster.name} does not let us watch: {response.cancel_reason}"
+            )
+        self._cluster.forget_token()  # an expired token gives the same error as a missing permission
+        raise MetadataUnavailableError(self._cluster.name, "watch", response.cancel_reason)
+
+    def _drop(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()

@@ -1,7 +1,7 @@
 """Connections to an etcd cluster: member selection, timeouts, authentication, error mapping.
 
 A call that changes something goes out once. It is tried again only when etcd certainly did not do it: nothing was sent,
-or the member said that it refused.
+or the member reported that it refused.
 """
 
 from __future__ import annotations
@@ -81,6 +81,10 @@ class Call(NamedTuple):
     member: Member
     metadata: tuple[tuple[str, str], ...]
     timeout_s: float
+
+    async def send(self, method: Callable[..., Awaitable[T]], request: object) -> T:
+        """Call a method of the member."""
+        return await method(request, metadata=self.metadata, timeout=self.timeout_s)
 
 
 class Cluster:
@@ -181,7 +185,7 @@ class Cluster:
     async def _reachable(self, action: str, deadline: float) -> Member:
         """Return a connected member.
 
-        Asked again and again, because a wait for a change of state that is given up stays inside gRPC.
+        Polled, because a cancelled wait for a change of state leaks inside gRPC.
         """
         while not self.closed:
             count = len(self._members)

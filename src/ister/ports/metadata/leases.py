@@ -119,12 +119,10 @@ class RenewedLease:
             except LeaseLostError:
                 self.lose()
                 return
-            except IsterError:  # only a successful renewal prolongs it
-                pause = self._ttl_s / RETRIES_PER_TTL
-                continue
-            except Exception:  # a defect of ours: without this, the task would end unnoticed
-                log.exception("lease_not_renewed", store=self._store, lease=self._id)
-                pause = self._ttl_s / RETRIES_PER_TTL
+            except Exception as error:
+                if not isinstance(error, IsterError):  # a defect of ours: without this, the task would end unnoticed
+                    log.exception("lease_not_renewed", store=self._store, lease=self._id)
+                pause = self._ttl_s / RETRIES_PER_TTL  # only a successful renewal prolongs it
                 continue
             if self.remaining_s > 0:
                 self._ttl_s = ttl_s

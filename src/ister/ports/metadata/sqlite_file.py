@@ -1,8 +1,8 @@
 """SQLite file of the metadata store: tables, lock, error mapping. Everything here blocks.
 
 `changes` is the history, one row per change with its value (NULL: removed) and a checksum, since SQLite has none.
-`keys` says which change of a key is the last one, and which lease it hangs on. After so many changes or bytes a mark is
-set, and what was superseded before the previous mark is forgotten: a watch can go back one to two such spans.
+`keys` has the last change of each key, and its lease. After so many changes or bytes a mark is set, and history that was
+superseded before the previous mark is deleted: a watch can go back one to two such spans.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import sqlite3
 import time
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
@@ -74,16 +75,14 @@ class _State(NamedTuple):
     main_mtime_ns: int
 
 
+@dataclass(slots=True, eq=False)
 class PendingChange:
     """A pending change and its outcome: a version, 0 if there was nothing to change, or an error."""
 
-    __slots__ = ("act", "action", "error", "version")
-
-    def __init__(self, action: str, act: Callable[[sqlite3.Connection], Changed]) -> None:
-        self.action = action
-        self.act = act
-        self.version = 0
-        self.error: Exception | None = None
+    action: str
+    act: Callable[[sqlite3.Connection], Changed]
+    version: int = 0
+    error: Exception | None = None
 
 
 class ReadFile:
@@ -97,7 +96,7 @@ class ReadFile:
 
         While there is a -shm file, a writer lives or has crashed, and SQLite reads the -wal file through it without
         writing. Without one everything is in the main file; asking SQLite for the others would create them. There it
-        takes no locks, so an answer counts only when nobody has touched the file meanwhile.
+        takes no locks, so a result counts only if the file has not changed meanwhile.
         """
         for _ in range(READ_TRIES):
             before = self._state(action)
@@ -248,7 +247,7 @@ def _open_retrying(path: Path) -> sqlite3.Connection:
     """Open the file to write.
 
     SQLite shares its index of the -wal file among the connections of a process: while one that reads has opened it
-    without the right to write, ours has no such right either. Such a one is gone in a moment.
+    without the right to write, ours has no such right either. It closes in a moment.
     """
     for _ in range(WRITE_TRIES):
         try:
@@ -272,30 +271,27 @@ def _open(path: Path) -> sqlite3.Connection:
         check_same_thread=False,
     )
     try:
-        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
-            check_schema(connection, path)
-        _use_wal(connection, path)
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
-        create_tables(connection)
-        _check_pages(connection, path)
-        OsFiles().sync_directory(path.parent)
+        _prepare(connection, path)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Check the file, or create its tables, and choose the journal."""
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+        check_schema(connection, path)
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":  # network file systems cannot share memory
         raise MetadataUnavailableError(str(path), "open", f"its journal is {mode}; put it on a local file system")
-
-
-def _check_pages(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+    create_tables(connection)
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise CorruptMetadataError(str(path), found)
+    OsFiles().sync_directory(path.parent)
 
 
 @contextmanager

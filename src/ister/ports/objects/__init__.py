@@ -2,7 +2,7 @@
 
 from ister.ports.objects.factory import Root, StoreSettings, open_store, parse_root
 from ister.ports.objects.fs import FsStore
-from ister.ports.objects.opendal_store import OpendalStore, Patience
+from ister.ports.objects.opendal_store import OpendalStore, RetryOptions
 from ister.ports.objects.store import CloudStore, ObjectInfo
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "FsStore",
     "ObjectInfo",
     "OpendalStore",
-    "Patience",
+    "RetryOptions",
     "Root",
     "StoreSettings",
     "open_store",

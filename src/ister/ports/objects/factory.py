@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,7 @@ from opendal import AsyncOperator, config
 
 from ister.core.errors import InvalidConfigError
 from ister.ports.objects.fs import FsStore
-from ister.ports.objects.opendal_store import FAILURES, OpendalStore, Patience
-from ister.ports.objects.redact import PUBLIC, Redactor
+from ister.ports.objects.opendal_store import FAILURES, PUBLIC, OpendalStore, Redactor, RetryOptions
 from ister.ports.objects.store import key_fault
 
 if TYPE_CHECKING:
@@ -73,14 +73,9 @@ def parse_root(backend: str, root: str) -> Root:
     if backend not in EXPECTED:
         return Root("", root)
     rest = root.strip()
-    if backend in SCHEMES:
-        scheme = next((scheme for scheme in SCHEMES[backend] if rest.startswith(scheme)), "")
-        if not scheme:
-            _bad_root(backend, root)
-        rest = rest.removeprefix(scheme)
-    elif "://" in rest:
-        _bad_root(backend, root)
-    if not rest:
+    scheme = next((scheme for scheme in SCHEMES.get(backend, ()) if rest.startswith(scheme)), "")
+    rest = rest.removeprefix(scheme)
+    if not rest or bool(scheme) != (backend in SCHEMES) or (not scheme and "://" in rest):
         _bad_root(backend, root)
     if backend == "fs":
         return Root("", rest)
@@ -91,7 +86,7 @@ def parse_root(backend: str, root: str) -> Root:
     return Root(container if backend in CONTAINER else "", prefix)
 
 
-def open_store(settings: StoreSettings, *, patience: Patience | None = None) -> CloudStore:
+def open_store(settings: StoreSettings, *, retry: RetryOptions | None = None) -> CloudStore:
     """Open a store without a request; raise InvalidConfigError if the settings are invalid."""
     backend, place = settings.backend, parse_root(settings.backend, settings.root)
     given = {name: value for name, value in settings.options.items() if value}
@@ -112,7 +107,7 @@ def open_store(settings: StoreSettings, *, patience: Patience | None = None) -> 
     can = operator.capability()
     if lacks := [need for need in NEEDED if not getattr(can, need)]:
         raise InvalidConfigError(f"{SETTING}.backend", f"is {backend!r}, which cannot {', '.join(lacks)}")
-    return OpendalStore(operator, service=backend, name=name, redact=redact, patience=patience)
+    return OpendalStore(operator, service=backend, name=name, redact=redact, retry=retry)
 
 
 def _bad_root(backend: str, root: str) -> None:
@@ -144,11 +139,9 @@ def _options(backend: str, place: Root, given: dict[str, str]) -> dict[str, str]
 
 def _check_options(backend: str, given: dict[str, str], ours: frozenset[str] | set[str]) -> None:
     """Refuse unknown options, which OpenDAL would ignore: a misspelt secret, too."""
-    theirs = (
-        _known_options(backend) - {"scheme", "root", "bucket", "container"}
-        if backend in EXPECTED
-        else _known_options(backend)
-    )
+    theirs = _known_options(backend)
+    if backend in EXPECTED:
+        theirs -= {"scheme", "root", "bucket", "container"}
     for name in given:
         if theirs and name not in theirs and name not in ours:
             raise InvalidConfigError(
@@ -166,15 +159,11 @@ def _known_options(backend: str) -> set[str]:
 
 
 def _encoded_json(text: str) -> str:
-    try:
+    with suppress(ValueError):
         json.loads(text)
-    except ValueError:
-        problem = True
-    else:
-        problem = False
-    if problem:  # outside of the handler, since the decoder's error holds the whole text
-        raise InvalidConfigError(f"{SETTING}.credentials_json", "is not JSON")
-    return base64.b64encode(text.encode()).decode()
+        return base64.b64encode(text.encode()).decode()
+    # Outside of the handler: the decoder's error holds the whole text.
+    raise InvalidConfigError(f"{SETTING}.credentials_json", "is not JSON")
 
 
 def _operator(backend: str, options: dict[str, str], redact: Redactor) -> AsyncOperator:

@@ -1,4 +1,4 @@
-"""Object stores through OpenDAL: error mapping, and the proof that an object is stored.
+"""Object stores through OpenDAL: error mapping, redaction of error texts, and the proof that an object is stored.
 
 Every write is one conditional put of finished bytes. OpenDAL's methods return futures, its exceptions have no common
 base, and a cancelled put may still land; nothing of that leaves this module.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import json
+import re
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote, quote_plus
 
 from opendal import AsyncOperator, exceptions
 from opendal.layers import RetryLayer, TimeoutLayer
@@ -25,7 +28,6 @@ from ister.core.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from ister.ports.objects.redact import Redactor
 from ister.ports.objects.store import ObjectInfo, check_key, check_prefix
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from ister.core.frames.columns import Frames
 
     T = TypeVar("T")
+    from collections.abc import Iterable, Iterator
 
 FAILURES: tuple[type[Exception], ...] = tuple(
     kind for kind in vars(exceptions).values() if isinstance(kind, type) and issubclass(kind, Exception)
@@ -55,13 +58,24 @@ NO_BUCKET = "there is no such bucket or container"
 # How S3, Azure and GCS distinguish a missing bucket from a missing object; a HEAD response has no text for that.
 BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 # How OpenDAL reports that an object ends before the range does, where it has no RangeNotSatisfied: Azure's answer is 416,
-# Azurite's a range like 5-4. None of them is proof; a look at the size decides.
+# Azurite's a range like 5-4. None of them is proof; the size decides.
 SHORT = ("too little data", "status: 416", "content range is invalid")
 SLOWEST_BYTES_PER_S = 1 << 20
+HIDDEN = "***"
+TEXT_MAX = 300
+# A server that repeats our request in its answer repeats signatures and tokens that no option holds.
+SIGNED = re.compile(r"(authorization|x-amz-security-token|bearer)\b.*", re.IGNORECASE | re.DOTALL)
+# Everything else in the options is taken for a secret, since OpenDAL has new services with every release.
+PUBLIC = frozenset({
+    "endpoint", "region", "project", "profile", "role_arn", "anonymous", "virtual_host_style", "account_name",
+    "bucket", "container", "root", "credentials_path", "credential_path", "checksum_algorithm", "skip_signature",
+    "allow_anonymous", "enable_virtual_host_style", "default_storage_class", "server_side_encryption", "datadir",
+    "table", "scope", "user", "username", "tree", "database", "collection",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryOptions:
     """Timeouts and retries of requests to a store."""
 
     attempt_s: float = 30.0  # one request, and one more second for every MiB it sends
@@ -88,11 +102,11 @@ class OpendalStore:
         service: str,
         name: str,
         redact: Redactor | None = None,
-        patience: Patience | None = None,
+        retry: RetryOptions | None = None,
     ) -> None:
         self._bare = operator
-        self._patience = patience or Patience()
-        self._operator = self._patient(0)
+        self._retry = retry or RetryOptions()
+        self._operator = self._with_retries(0)
         self._name = name
         self._redact = redact or Redactor(())
         self._ordered = service in ORDERED
@@ -111,9 +125,9 @@ class OpendalStore:
         view = memoryview(data).cast("B")
         failure: IsterError
         try:
-            async with asyncio.timeout(self._patience.whole(len(view))):
+            async with asyncio.timeout(self._retry.whole(len(view))):
                 # The stub says bytes; any buffer is taken, and copied once.
-                await self._patient(len(view)).write(key, view, if_not_exists=True)  # type: ignore[arg-type]
+                await self._with_retries(len(view)).write(key, view, if_not_exists=True)  # type: ignore[arg-type]
         except EXISTS:
             failure = ObjectExistsError(self._name, key)
         except TimeoutError:
@@ -188,16 +202,16 @@ class OpendalStore:
     async def close(self) -> None:
         """Do nothing: OpenDAL closes idle connections."""
 
-    def _patient(self, count: int) -> AsyncOperator:
+    def _with_retries(self, count: int) -> AsyncOperator:
         """Return the operator with a time limit on each attempt, and attempts around it; the order matters."""
-        limit = self._patience.attempt(count)
+        limit = self._retry.attempt(count)
         return self._bare.layer(TimeoutLayer(timeout=limit, io_timeout=limit)).layer(
             RetryLayer(
-                max_times=self._patience.retries,
+                max_times=self._retry.retries,
                 factor=2.0,
                 jitter=True,
-                min_delay=self._patience.pause_s_min,
-                max_delay=self._patience.pause_s_max,
+                min_delay=self._retry.pause_s_min,
+                max_delay=self._retry.pause_s_max,
             )
         )
 
@@ -212,7 +226,7 @@ class OpendalStore:
             if found is None:
                 raise PutUnknownError(self._name, key, "it was taken, but it is not there")
             if found.content_length != len(view):
-                # Perhaps a proxy answered: the caller looks again before it calls this damage.
+                # Perhaps a proxy answered: the caller checks again before it reports damage.
                 cause = f"{len(view)} bytes were put, the store has {found.content_length}"
                 raise PutUnknownError(self._name, key, cause)
             info = ObjectInfo(key, len(view), found.etag or "")
@@ -247,9 +261,9 @@ class OpendalStore:
         return b""
 
     async def _read_unmatched(self, key: str, start: int, stop: int, etag: str) -> bytes:
-        """Read what the store says has another etag, if a look says that it has this one.
+        """Read an object whose etag the store reports as different, if `stat` returns this one.
 
-        Some servers refuse the etag that they told us themselves. We do not ask those to compare any more.
+        Some servers refuse the etag that they returned themselves; those are not asked to compare again.
         """
         await self._read_nothing(key, stop, etag)
         self._can_match = False
@@ -286,7 +300,7 @@ class OpendalStore:
     async def _ask(self, action: str, count: int, call: Callable[[], Awaitable[T]]) -> T:
         failure: IsterError
         try:
-            async with asyncio.timeout(self._patience.whole(count)):
+            async with asyncio.timeout(self._retry.whole(count)):
                 return await call()
         except TimeoutError:
             failure = StoreUnavailableError(self._name, action, "no answer in time")
@@ -327,3 +341,46 @@ class _OtherError(StoreUnavailableError):
 
 class _ShortError(StoreUnavailableError):
     """There are fewer bytes than requested."""
+
+
+class Redactor:
+    """Takes secrets out of texts."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        forms = {form for secret in secrets for form in _forms(secret)}
+        self._pattern = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
+
+    def __repr__(self) -> str:
+        return "Redactor(***)"
+
+    def hide(self, text: str) -> str:
+        """Return the text with every secret replaced."""
+        return self._pattern.sub(HIDDEN, text) if self._pattern else text
+
+    def text(self, kind: str, full: str) -> str:
+        """Reduce an OpenDAL error to its headline and root cause; the rest is requests, headers and addresses."""
+        headline, _, body = full.partition("\n")
+        status = re.search(r"status: (\d+)", body)
+        reason = headline.partition("=> ")[2] or (f"{kind}, HTTP status {status[1]}" if status else kind)
+        # As S3 and Azure put it, and GCS: AzblobError { code: "X", …, GcsErrorResponse { error: GcsError { code: 403, …
+        if code := re.match(r'(?:\w+ \{ error: )?\w+ \{ code: "?(\w+)"?, message: "([^"]*)"', reason):
+            reason = f"{code[1]}: {code[2]}"
+        source = re.search(r"^Source:\n +(.+)$", body, re.MULTILINE)
+        cause = f" ({source[1]})" if source else ""
+        return SIGNED.sub(HIDDEN, self.hide(f"{reason}{cause}"))[:TEXT_MAX]
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """Yield the forms of a secret: plain, as part of an address, and the values inside its JSON."""
+    if secret.lower() in {"", "true", "false"}:
+        return
+    yield from {secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1], json.dumps(secret)[1:-1]}
+    yield base64.b64encode(secret.encode(errors="replace")).decode()
+    if secret.lstrip().startswith("{"):
+        try:
+            fields = json.loads(secret)
+        except ValueError:
+            return
+        for name, value in fields.items():
+            if isinstance(value, str) and re.search(r"key|secret|token|password", name):
+                yield from _forms(value)

@@ -40,22 +40,22 @@ class CloudStore(Protocol):
     async def put_if_absent(self, key: str, data: Frames) -> ObjectInfo:
         """Store bytes under a new name; return once they are durable and verified.
 
-        ObjectExistsError when there is an object of that name, whoever put it, perhaps an earlier attempt of this very
-        call. PutUnknownError when it cannot be told whether the object is there; also cancelling leaves it unknown.
+        ObjectExistsError if there is an object of that name, perhaps from an earlier attempt of this very call.
+        PutUnknownError if it is unknown whether the object exists; cancelling leaves it unknown, too.
         """
 
     async def make_durable(self, key: str, data: Frames) -> None:
-        """Return once an object that was found, not put by us, survives power loss; `data` are the bytes it was seen to have.
+        """Return once an object that was found, not put by us, survives power loss; `data` are its bytes as read.
 
-        Whoever put it may have died, or failed, before it was durable. Call it before anything relies on the object.
-        A remote store shows only what it keeps, so there is nothing to do.
+        Its writer may have failed before it was durable. Call it before anything relies on the object. A remote store
+        returns only durable objects, so there is nothing to do.
         """
 
     async def read(self, key: str, start: int, stop: int, *, etag: str = "") -> bytes:
         """Return exactly the bytes [start, stop).
 
-        MissingObjectError when there is no such object; CorruptObjectError when it is shorter, or is not the one with
-        this etag (where the store can tell).
+        MissingObjectError if there is no such object; CorruptObjectError if it is shorter, or has another etag (where
+        the store can compare).
         """
 
     async def stat(self, key: str) -> ObjectInfo | None:

@@ -27,11 +27,10 @@ from urllib.parse import quote
 
 import structlog
 
-from ister.core.errors import CorruptMetadataError, CursorTakenError
+from ister.core.errors import CorruptMetadataError, CursorTakenError, MetadataUnavailableError
 from ister.core.ownership.subscriptions import lease_lost
 from ister.ports.clock import SystemClock
 from ister.ports.metadata.store import entries
-from ister.storage.cursors.owned_key import OwnedKey
 from ister.storage.cursors.saved import NOTHING_FINISHED, SavedCursors, check_ranges, clip_ranges, cut_back
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from ister.core.names import TopicName
     from ister.core.table.data_files import RowLocation
     from ister.ports.clock import Clock
-    from ister.ports.metadata import Metadata
+    from ister.ports.metadata import Entry, Metadata
     from ister.storage.cursors.saved import Ranges
 
 log = structlog.get_logger()
@@ -52,6 +51,8 @@ PAGE = 500
 PART_CHARS_MAX = 240
 """The longest part of a key that is a subscription's name; a longer one is truncated, and ends with a hash."""
 _HASH_CHARS = 32
+WRITE_ATTEMPTS = 4
+"""A write that finds an earlier one of its own landed late is retried."""
 
 
 def key_part(subscription: str) -> str:
@@ -135,6 +136,76 @@ def load_content(key: str, value: bytes) -> dict[str, object]:
     return content
 
 
+class OwnedKey:
+    """One key as it was last read or written.
+
+    Every write is on the known version, so that a second owner's write is detected. A write whose answer was lost is
+    remembered by its value: before the next one the key is read, and a value that was sent here is ours. A cancelled
+    call counts as one whose answer was lost.
+    """
+
+    __slots__ = ("_doubts", "_metadata", "key", "value", "version")
+
+    def __init__(self, metadata: Metadata, key: str, entry: Entry | None = None) -> None:
+        self.key = key
+        self.value: bytes | None = None
+        self.version = 0
+        self._metadata = metadata
+        self._doubts: list[bytes | None] = []
+        self._adopt(entry)
+
+    async def read(self) -> None:
+        """Read the key, and accept its value from any writer."""
+        self._adopt(await self._metadata.get(self.key))
+        self._doubts.clear()
+
+    async def resolve(self) -> None:
+        """Find out whether writes whose answer was lost have landed; makes no call if there are none."""
+        if self._doubts:
+            await self._recognise()
+
+    async def set(self, value: bytes | None) -> None:
+        """Write a value, or delete the key (None); CursorTakenError if another owner has written it."""
+        await self.resolve()
+        for _ in range(WRITE_ATTEMPTS):
+            if value is None and self.version == 0:
+                return
+            if await self._send(value):
+                return
+            # Refused: another owner's write, or one of ours that was still in flight at the read.
+            await self._recognise()
+        raise CursorTakenError(self.key)
+
+    async def _send(self, value: bytes | None) -> bool:
+        self._doubts.append(value)
+        try:
+            if value is None:
+                done = 0 if await self._metadata.delete(self.key, version=self.version) else None
+            else:
+                done = await self._metadata.cas(self.key, value, version=self.version)
+        except MetadataUnavailableError:
+            self._doubts.pop()  # nothing happened
+            raise
+        if done is None:
+            self._doubts.pop()
+            return False
+        self.value, self.version = value, done
+        self._doubts.clear()
+        return True
+
+    async def _recognise(self) -> None:
+        entry = await self._metadata.get(self.key)
+        if (0 if entry is None else entry.version) == self.version:
+            return
+        if (None if entry is None else entry.value) not in self._doubts:
+            raise CursorTakenError(self.key)
+        self._adopt(entry)
+        self._doubts.clear()
+
+    def _adopt(self, entry: Entry | None) -> None:
+        self.value, self.version = (None, 0) if entry is None else (entry.value, entry.version)
+
+
 @dataclass(slots=True)
 class _Pair:
     """A subscription's two keys; whether the record was ever read."""
@@ -176,8 +247,6 @@ class MetadataCursors(SavedCursors):
         self._stored: dict[str, int | None] = {}
         self._stored_finished: dict[str, Ranges] = {}
         self._released: set[str] = set()
-        self._load_task: asyncio.Future[dict[str, int]] | None = None
-        self._save_task: asyncio.Future[None] | None = None
 
     async def adopt(self, subscription: str) -> int | None:
         """Read a subscription's cursor again and begin to write it; None if it has none."""
@@ -249,16 +318,7 @@ class MetadataCursors(SavedCursors):
         if subscription in self._released:
             raise lease_lost(str(self._topic), subscription)
 
-    def _begin_load(self) -> asyncio.Future[dict[str, int]]:
-        self._load_task = asyncio.ensure_future(self._load())  # the loop has only a weak reference to it
-        return self._load_task
-
-    def _begin_save(self, cursors: dict[str, int]) -> asyncio.Future[None]:
-        assert self._loaded, "without its versions nothing can be written"
-        self._save_task = asyncio.ensure_future(self._save(cursors))
-        return self._save_task
-
-    async def _load(self) -> dict[str, int]:
+    async def _read(self) -> dict[str, int]:
         self._pairs, self._stored, self._finished, self._stored_finished = {}, {}, {}, {}
         cursors: dict[str, int] = {}
         prefix = f"{topic_key(self._root, self._topic)}/"
@@ -275,12 +335,12 @@ class MetadataCursors(SavedCursors):
                 self._finished[name] = self._stored_finished[name] = self._finished_of(record)
         cursors, self._finished, beyond = cut_back(cursors, self._finished, self._limit)
         if beyond:
-            # In metadata too, and now: once the topic has grown past such a cursor, no later open could tell that it is wrong.
-            await self._save(cursors)
+            # In metadata too, and now: once the topic has grown past such a cursor, no later open could detect it.
+            await self._write(cursors)
             log.warning("cursors_cut_back", topic=str(self._topic), subscriptions=sorted(beyond), cursor=self._limit)
         return cursors
 
-    async def _save(self, cursors: dict[str, int]) -> None:
+    async def _write(self, cursors: dict[str, int]) -> None:
         for name in [name for name in self._stored if name not in cursors]:
             await self._remove(name)
         for name, cursor in cursors.items():
@@ -288,9 +348,9 @@ class MetadataCursors(SavedCursors):
                 continue
             finished = clip_ranges(self._finished.get(name, ()), cursor, sys.maxsize)
             if self._stored.get(name) != cursor or self._stored_finished.get(name, ()) != finished:
-                await self._write(name, cursor, finished)
+                await self._write_record(name, cursor, finished)
 
-    async def _write(self, name: str, cursor: int, finished: Ranges) -> None:
+    async def _write_record(self, name: str, cursor: int, finished: Ranges) -> None:
         self._stored[name] = None  # not known until the answer is there
         pair = self._pairs.get(name) or self._new_pair(name)
         await pair.entry.resolve()

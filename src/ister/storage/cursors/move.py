@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 
 from ister.core.errors import CorruptMetadataError, CursorTakenError, InvalidConfigError
-from ister.storage.cursors.metadata import OLD_ROOT, VERSION, MetadataCursors, load_content, topic_key
-from ister.storage.cursors.owned_key import OwnedKey
+from ister.storage.cursors.metadata import OLD_ROOT, VERSION, MetadataCursors, OwnedKey, load_content, topic_key
 from ister.storage.cursors.saved import CursorFile
 
 if TYPE_CHECKING:
@@ -169,8 +168,7 @@ async def drop_cursors(metadata: Metadata, root: str, topic: TopicName, generati
     """Delete a deleted topic's cursors from metadata, of this generation and of earlier ones."""
     marker = Marker(metadata, root, topic, generation)
     await marker.read()
-    await MetadataCursors(metadata, topic, generation, sys.maxsize, root=root, place=lambda _: None).clear()
-    await marker.remove()
+    await _clear(MetadataCursors(metadata, topic, generation, sys.maxsize, root=root, place=lambda _: None), marker)
 
 
 async def _clear(cursors: MetadataCursors, marker: Marker) -> None:

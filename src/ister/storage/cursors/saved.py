@@ -17,21 +17,22 @@ from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
+from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import structlog
 
+from ister.aio.background import mark_retrieved
 from ister.core.errors import CorruptCursorsError, CursorsNotSavedError
 from ister.core.frames.checksummed_json import seal, unseal
 from ister.core.retry import is_transient
-from ister.ports.files.files import DRAFT, append_all, as_busy, create_draft, error_text
+from ister.ports.files.files import DRAFT, as_busy, error_text, read_file, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from ister.core.errors import IsterError
     from ister.ports.files.files import Files
 
 log = structlog.get_logger()
@@ -72,11 +73,6 @@ def dump_cursors(cursors: Mapping[str, int], finished: Mapping[str, Ranges] = NO
     return seal(content | ({"finished": beyond} if beyond else {}))
 
 
-def load_cursors(data: bytes, file: str) -> dict[str, int]:
-    """Return the cursors of a file; CorruptCursorsError if it is damaged."""
-    return load_progress(data, file)[0]
-
-
 def load_progress(data: bytes, file: str) -> tuple[dict[str, int], dict[str, Ranges]]:
     """Return the cursors of a file, and the finished ranges beyond them; CorruptCursorsError if it is damaged."""
     try:
@@ -109,18 +105,18 @@ class SavedCursors(ABC):
         self._saving: asyncio.Future[None] | None = None
 
     @abstractmethod
-    def _begin_load(self) -> asyncio.Future[dict[str, int]]:
-        """Begin to read every cursor; those beyond the limit are cut back, durably."""
+    async def _read(self) -> dict[str, int]:
+        """Return every saved cursor; those beyond the limit are cut back, durably."""
 
     @abstractmethod
-    def _begin_save(self, cursors: dict[str, int]) -> asyncio.Future[None]:
-        """Begin to save these cursors, and no others."""
+    async def _write(self, cursors: dict[str, int]) -> None:
+        """Save these cursors, and no others."""
 
     async def load(self) -> None:
         """Read the saved cursors, once; those beyond the limit are cut back, durably, before this returns."""
         while not self._loaded:
             if self._loading is None:
-                self._loading = self._start_load()
+                self._loading = mark_retrieved(asyncio.create_task(self._load()))
             await asyncio.shield(self._loading)
 
     def has_reached(self, subscription: str, cursor: int) -> bool:
@@ -212,49 +208,36 @@ class SavedCursors(ABC):
         upto = self._changes
         while self._changes_saved < upto:
             if self._saving is None:
-                self._saving = self._start_save()
+                cursors = dict(self._wanted)
+                self._lowest = _lower(self._lowest, cursors)
+                self._saving = mark_retrieved(asyncio.create_task(self._save(cursors, self._changes)))
             # A cancelled caller does not stop the write: the next one must not begin before it has ended.
             await asyncio.shield(self._saving)
 
-    def _start_load(self) -> asyncio.Future[None]:
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._begin_load().add_done_callback(partial(self._load_ended, answer))
-        return answer
+    async def _load(self) -> None:
+        try:
+            self._lowest = await self._read()
+        finally:
+            self._loading = None
+        self._wanted = dict(self._lowest)
+        self._loaded = True
 
-    def _load_ended(self, answer: asyncio.Future[None], job: asyncio.Future[dict[str, int]]) -> None:
-        self._loading = None
-        if _succeeded(job):
-            self._lowest = job.result()
-            self._wanted = dict(self._lowest)
-            self._loaded = True
-        _pass_on(job, answer)
-
-    def _start_save(self) -> asyncio.Future[None]:
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        snapshot = dict(self._wanted)
-        self._lowest = _lower(self._lowest, snapshot)
-        self._begin_save(snapshot).add_done_callback(partial(self._save_ended, snapshot, self._changes, answer))
-        return answer
-
-    def _save_ended(
-        self, snapshot: dict[str, int], changes: int, answer: asyncio.Future[None], job: asyncio.Future[None]
-    ) -> None:
-        self._saving = None
-        if _succeeded(job):
-            self._lowest = snapshot
-            self._changes_saved = changes
-        _pass_on(job, answer)
+    async def _save(self, cursors: dict[str, int], changes: int) -> None:
+        try:
+            await self._write(cursors)
+        finally:
+            self._saving = None
+        self._lowest, self._changes_saved = cursors, changes
 
 
 class MemoryCursors(SavedCursors):
     """Cursors that live as long as the process."""
 
-    def _begin_load(self) -> asyncio.Future[dict[str, int]]:
-        return _done(dict(self._wanted))
+    async def _read(self) -> dict[str, int]:
+        return dict(self._wanted)
 
-    def _begin_save(self, cursors: dict[str, int]) -> asyncio.Future[None]:
-        del cursors
-        return _done(None)
+    async def _write(self, cursors: dict[str, int]) -> None:
+        """Do nothing."""
 
 
 class CursorFile(SavedCursors):
@@ -270,6 +253,7 @@ class CursorFile(SavedCursors):
         self._directory = directory
         self._log_name = log_name
         self._limit = limit
+        self._one_at_a_time = Lock()  # the thread of a cancelled task goes on
 
     async def replace(self, cursors: Mapping[str, int], finished: Mapping[str, Ranges] = NOTHING_FINISHED) -> None:
         """Save exactly these cursors in place of the file, even a damaged one."""
@@ -285,61 +269,30 @@ class CursorFile(SavedCursors):
         await self.settle()
         await self._on_thread(partial(_remove_file, self._files, self._directory))
 
-    def _begin_load(self) -> asyncio.Future[dict[str, int]]:
-        def open_file() -> dict[str, int]:
-            cursors, self._finished = _open_file(self._files, self._directory, self._limit)
-            return cursors
+    async def _read(self) -> dict[str, int]:
+        cursors, self._finished = await self._on_thread(partial(_open_file, self._files, self._directory, self._limit))
+        return cursors
 
-        return self._on_thread(open_file)
-
-    def _begin_save(self, cursors: dict[str, int]) -> asyncio.Future[None]:
+    async def _write(self, cursors: dict[str, int]) -> None:
         data = dump_cursors(cursors, self.all_finished())
-        return self._on_thread(partial(_replace_file, self._files, self._directory, data))
+        await self._on_thread(partial(replace_file, self._files, self._directory / CURSORS_NAME, data, durable=True))
 
-    def _on_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    async def _on_thread(self, work: Callable[[], T]) -> T:
         def job() -> T:
-            try:
+            with self._one_at_a_time:
                 return work()
-            except OSError as error:
-                raise self._not_saved(error) from error
 
-        return asyncio.get_running_loop().run_in_executor(_threads(), job)
-
-    def _not_saved(self, error: OSError) -> IsterError:
-        file = str(self._directory / CURSORS_NAME)
-        return as_busy(error, self._log_name, f"use {file}") or CursorsNotSavedError(file, error_text(error))
+        try:
+            return await asyncio.get_running_loop().run_in_executor(_threads(), job)
+        except OSError as error:
+            file = str(self._directory / CURSORS_NAME)
+            busy = as_busy(error, self._log_name, f"use {file}")
+            raise busy or CursorsNotSavedError(file, error_text(error)) from error
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, "ister-cursors")
-
-
-def _done(result: T) -> asyncio.Future[T]:
-    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    future.set_result(result)
-    return future
-
-
-def _succeeded(job: asyncio.Future[T]) -> bool:
-    return not job.cancelled() and job.exception() is None
-
-
-def _pass_on(job: asyncio.Future[T], answer: asyncio.Future[None]) -> None:
-    """Complete `answer` like a job whose effect is recorded.
-
-    Callers wait for `answer`, not for the job: the job is done before its callbacks run, so that a loop that waits for
-    the effect would spin without ever letting the callbacks run.
-    """
-    if answer.done():
-        return
-    if job.cancelled():
-        answer.cancel()
-    elif (error := job.exception()) is None:
-        answer.set_result(None)
-    else:
-        answer.set_exception(error)
-        answer.exception()  # retrieved, because every waiter may have been cancelled
 
 
 def _lower(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
@@ -354,8 +307,8 @@ def _open_file(files: Files, directory: Path, limit: int) -> tuple[dict[str, int
         files.sync_directory(directory)
     cursors, finished, beyond = cut_back(cursors, finished, limit)
     if beyond:
-        # On disk too, and now: once the log has grown past such a cursor, no later open could tell that it is wrong.
-        _replace_file(files, directory, dump_cursors(cursors, finished))
+        # On disk too, and now: once the log has grown past such a cursor, no later open could detect it.
+        replace_file(files, directory / CURSORS_NAME, dump_cursors(cursors, finished), durable=True)
         log.warning("cursors_cut_back", directory=str(directory), subscriptions=sorted(beyond), cursor=limit)
     return cursors, finished
 
@@ -374,30 +327,13 @@ def cut_back(
 
 def _read_file(files: Files, path: Path) -> tuple[dict[str, int], dict[str, Ranges]]:
     try:
-        file = files.open_read(path)
-        try:
-            return load_progress(file.read(0, file.size()), str(path))
-        finally:
-            file.close()
+        return load_progress(read_file(files, path), str(path))
     except FileNotFoundError:
         return {}, {}  # no cursor was ever saved: the name is synced before the first save returns
     except OSError as error:
         if is_transient(error):
             raise
         raise CorruptCursorsError(str(path), f"it cannot be read ({error.strerror})") from error
-
-
-def _replace_file(files: Files, directory: Path, data: bytes) -> None:
-    """Write, sync, rename, sync the directory: after a crash the file is the old one or the new one, whole."""
-    path = directory / CURSORS_NAME
-    draft, file = create_draft(files, path)
-    try:
-        append_all(file, [data])
-        file.sync()
-    finally:
-        file.close()
-    files.rename(draft, path)
-    files.sync_directory(directory)
 
 
 def _remove_file(files: Files, directory: Path) -> None:

@@ -10,9 +10,9 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from ister.core.dispatch.shared_reader import Limits, Seats, Step
+from ister.core.dispatch.shared_reader import Limits, SharedReaderState, Step
 from ister.core.errors import LogClosedError
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -40,7 +40,7 @@ class Fanout:
     ) -> None:
         self.topic = topic
         self.open_at = open_at
-        self.seats = Seats(limits)
+        self.state = SharedReaderState(limits)
         self._readers: dict[int, FanoutReader] = {}
         self._shared: MessageReader | None = None
         self._following: asyncio.Task[None] | None = None
@@ -50,14 +50,14 @@ class Fanout:
         """Return a reader of everything from an offset on; it reads nothing until it is read from."""
         if self._closed:
             raise LogClosedError(self.topic)
-        number = self.seats.join(offset)
+        number = self.state.join(offset)
         self._readers[number] = FanoutReader(self, number, offset)
         return self._readers[number]
 
     @property
     def head(self) -> int | None:
         """The offset that the shared reader reads next; None without subscribers."""
-        return self.seats.head
+        return self.state.head
 
     async def close(self) -> None:
         """Close every subscriber; further reads raise LogClosedError."""
@@ -80,11 +80,11 @@ class Fanout:
 
     async def leave(self, number: int) -> None:
         """Remove a subscriber, and the shared reader if no other needs it."""
-        self.seats.leave(number)
+        self.state.leave(number)
         self._readers.pop(number, None)
-        if self.seats.head is None or self.seats.followed:
+        if self.state.head is None or self.state.followed:
             return
-        self.seats.stop()
+        self.state.stop()
         following, self._following = self._following, None
         if following is not None:
             following.cancel()
@@ -99,21 +99,21 @@ class Fanout:
             if before is not None:
                 await asyncio.wait({before})
                 await self._drop()  # its last read was cancelled
-            while self.seats.wanted:
+            while self.state.wanted:
                 shared = await self._at_head()
                 messages = await shared.read()
                 self._hand_out(messages, shared.next_offset)
         except Exception as error:  # noqa: BLE001  # raised by the subscribers' reads
             self._following = None
-            for number in self.seats.fail():
+            for number in self.state.fail():
                 self._readers[number].fail(error)
         self._following = None
-        if not self.seats.followed:
-            self.seats.stop()
+        if not self.state.followed:
+            self.state.stop()
             await self._drop()
 
     async def _at_head(self) -> MessageReader:
-        head = self.seats.head
+        head = self.state.head
         assert head is not None, "a subscriber waits there"
         if self._shared is not None and self._shared.next_offset != head:
             await self._drop()
@@ -123,9 +123,9 @@ class Fanout:
 
     def _hand_out(self, messages: list[StreamMessage], stop: int) -> None:
         sizes = [size_of(message) for message in messages]
-        for share in self.seats.deliver([message.offset for message in messages], sizes, stop):
-            waiting = _Waiting(messages[share.first : share.last], share.size, share.stop)
-            self._readers[share.seat].give(waiting)
+        for part in self.state.deliver([message.offset for message in messages], sizes, stop):
+            waiting = _Waiting(messages[part.first : part.last], part.size, part.stop)
+            self._readers[part.subscriber].give(waiting)
 
     async def _drop(self) -> None:
         shared, self._shared = self._shared, None
@@ -133,7 +133,7 @@ class Fanout:
             await shared.close()
 
 
-class FanoutReader(Batches):
+class FanoutReader(Reader):
     """One subscriber. An error ends a call, not the reader: the next call resumes at the same offset."""
 
     def __init__(self, fanout: Fanout, number: int, offset: int) -> None:
@@ -180,17 +180,17 @@ class FanoutReader(Batches):
     # --- inside -------------------------------------------------------------------------------------------------------
 
     async def _read(self) -> list[StreamMessage]:
-        seats = self._fanout.seats
+        state = self._fanout.state
         while True:
             if self._closed:
                 raise LogClosedError(self._fanout.topic)
             if not self._queue and self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
-            match seats.ask(self._number):
+            match state.ask(self._number):
                 case Step.TAKE:
                     waiting = self._queue.popleft()
-                    seats.took(self._number, len(waiting.messages), waiting.size)
+                    state.took(self._number, len(waiting.messages), waiting.size)
                     self._next = waiting.stop
                     return waiting.messages
                 case Step.READ:
@@ -205,10 +205,10 @@ class FanoutReader(Batches):
             await self._end_alone()
             await self.news.wait()
         finally:
-            self._fanout.seats.rest(self._number)
+            self._fanout.state.rest(self._number)
 
     async def _read_alone(self) -> list[StreamMessage]:
-        reached = self._fanout.seats.seats[self._number].at
+        reached = self._fanout.state.subscribers[self._number].at
         try:
             if self._alone is not None and self._alone.next_offset != reached:
                 await self._end_alone()  # the shared reader has delivered messages since it was used
@@ -222,7 +222,7 @@ class FanoutReader(Batches):
             raise
         finally:
             if not self._closed:
-                self._fanout.seats.has_read(self._number, reached)
+                self._fanout.state.has_read(self._number, reached)
         self._next = reached
         return messages
 

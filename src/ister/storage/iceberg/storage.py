@@ -1,6 +1,7 @@
 """IcebergStorage over a TopicHost: messages are appended to logs, and a pipeline writes them to Iceberg tables.
 
-`ister.IcebergStorage` is this class with a real pipeline, composed from a configuration (`ister.runtime`).
+`ister.IcebergStorage` is this class, composed from a configuration; its TopicHost is a broker on loopback with a Spark
+child process (`ister.runtime.iceberg_storage`).
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ister.core.defaults import ACK_TIMEOUT_MS
 from ister.core.errors import (
     AlreadyExistsError,
     Behind,
@@ -21,8 +23,8 @@ from ister.core.errors import (
 )
 from ister.core.names import TopicName
 from ister.core.offsets import StartPosition
+from ister.core.reader import Reader
 from ister.storage.iceberg.fanout import Fanout
-from ister.storage.iceberg.subscription_stream import SubscriptionStream
 from ister.storage.tiered_reader import TieredReader
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from ister.core.message import StreamMessage
     from ister.core.reader import MessageReader
     from ister.storage.factory import WalStorageFactory
-    from ister.storage.iceberg.topic_host import Served, TopicHost
+    from ister.storage.iceberg.fanout import FanoutReader
     from ister.storage.wal_storage import WalStorage
 
 NAMESPACE = "default"
@@ -76,6 +78,52 @@ class Parts(NamedTuple):
     table_bytes: Callable[[TopicName, int], Awaitable[int]] = _no_bytes
 
 
+class Served(NamedTuple):
+    """An open topic, and its policies for the table."""
+
+    storage: WalStorage
+    has_table: bool = True
+    waits_for_table: bool = False
+    """Level lake: an append waits for the table."""
+    table_timeout_s: float = ACK_TIMEOUT_MS / 1000
+
+    @property
+    def generation(self) -> int:
+        """The topic's generation."""
+        return self.storage.generation
+
+
+class TopicHost(Protocol):
+    """Opens all topics, and has their messages written to their tables, each once.
+
+    It reports how far a table is to the topic's storage, too (`WalStorage.table_reached`).
+    """
+
+    async def start(self, topics: WalStorageFactory) -> None:
+        """Open every topic, and start the pipeline; after an error nothing is left open."""
+
+    def find(self, topic: TopicName) -> Served | None:
+        """Return a topic, None if it does not exist; raises its problem."""
+
+    async def host(self, topic: TopicName) -> Served:
+        """Return a topic, created if necessary."""
+
+    async def remove(self, topic: TopicName) -> None:
+        """Delete a topic with its messages; its table stays."""
+
+    async def subscribed(self, topic: TopicName, subscription: str) -> None:
+        """Record a subscription durably, so that its cursor is not deleted as a leftover. Idempotent."""
+
+    def upto(self, topic: TopicName, generation: int) -> int | None:
+        """Return the offset below which the table holds everything; None if it is unknown."""
+
+    async def wait_upto(self, topic: TopicName, generation: int, upto: int, timeout_s: float) -> None:
+        """Wake the pipeline, and return once the table holds everything below `upto`; NotYetInTierError after a timeout."""
+
+    async def stop(self) -> None:
+        """Stop the pipeline, and close every topic."""
+
+
 def topic_name(text: str) -> TopicName:
     """Parse a topic name; one without a slash is in namespace `default`."""
     return TopicName.parse(text if text.startswith("/") else f"/{NAMESPACE}/{text}")
@@ -88,7 +136,7 @@ class IcebergStorage:
         self,
         compose: Callable[[AsyncExitStack], Awaitable[Parts]],
         *,
-        drain_timeout_s: float = 30.0,
+        drain_timeout_s: float,
         limits: Limits | None = None,
     ) -> None:
         """Create it without opening anything.
@@ -155,7 +203,7 @@ class IcebergStorage:
             del self._streams[key]
             raise
 
-        async def closed(stream: SubscriptionStream) -> None:
+        def closed(stream: SubscriptionStream) -> None:
             if self._streams.get(key) is stream:
                 del self._streams[key]
 
@@ -340,3 +388,71 @@ async def _stats(storage: WalStorage, table: TierStats) -> TopicStats:
         objects=objects,
         table=table,
     )
+
+
+class SubscriptionStream(Reader):
+    """An endless stream of messages, in order; `async for message in stream`, then `await stream.ack(message.offset)`.
+
+    Acknowledgements are cumulative. A stream that is opened again begins after the last acknowledgement that returned, or
+    after a later one that was cancelled.
+    """
+
+    def __init__(
+        self,
+        storage: WalStorage,
+        reader: FanoutReader,
+        subscription: str,
+        on_close: Callable[[SubscriptionStream], None],
+    ) -> None:
+        """Use `IcebergStorage.create_subscription_stream`."""
+        super().__init__()
+        self.subscription = subscription
+        self._storage = storage
+        self._reader = reader
+        self._delivered = self._cursor = reader.next_offset
+        self._on_close = on_close
+
+    @property
+    def cursor(self) -> int:
+        """The offset after the last one that was acknowledged durably."""
+        return self._cursor
+
+    async def __anext__(self) -> StreamMessage:
+        message = await super().__anext__()
+        self._delivered = message.offset + 1
+        return message
+
+    async def read(self) -> list[StreamMessage]:
+        """Return the next messages, at least one; waits for some."""
+        messages = await super().read()
+        self._delivered = messages[-1].offset + 1
+        return messages
+
+    async def _read(self) -> list[StreamMessage]:
+        return await self._reader.read()
+
+    async def ack(self, offset: int) -> int:
+        """Acknowledge all offsets up to and including this one; returns the cursor once that is durable.
+
+        InvalidRequestError if it was not delivered yet.
+        """
+        if offset >= self._delivered:
+            raise InvalidRequestError(
+                f"subscription {self.subscription} cannot acknowledge offset {offset}: "
+                f"it was given messages below {self._delivered} only"
+            )
+        self._cursor = await self._storage.ack_checkpoint(self.subscription, offset + 1)
+        return self._cursor
+
+    async def close(self) -> None:
+        """End it; the subscription's next stream delivers again what was not acknowledged."""
+        await self._reader.close()
+        self._on_close(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ister.core.errors import LogClosedError, OffsetOutOfRangeError
 from ister.core.frames.frame import HEADER_BYTES, decode_body, encode_unsealed
-from ister.core.reader import Batches
+from ister.core.reader import Reader
 from ister.core.tiers.retention import SealedSegment
 from ister.ports.clock import SystemClock
 from ister.storage.cursors.saved import MemoryCursors
@@ -36,7 +36,7 @@ class InMemoryStorage:
         self._messages: list[StreamMessage] = []
         self._cursors = MemoryCursors()
         self._append_time_us = 0
-        self._news: set[asyncio.Future[None]] = set()
+        self._changed = asyncio.Event()
         self._closed = False
 
     @property
@@ -82,12 +82,7 @@ class InMemoryStorage:
     async def read_from(self, offset: int) -> list[StreamMessage]:
         """Return 1 to READ_MESSAGES_MAX messages from an offset on; waits at the end."""
         while self.next_offset <= offset and not self._closed:
-            news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._news.add(news)
-            try:
-                await news
-            finally:
-                self._news.discard(news)
+            await self._changed.wait()
         self._refuse_closed()
         self._refuse_outside(offset)
         at = offset - self._start
@@ -171,13 +166,12 @@ class InMemoryStorage:
             raise OffsetOutOfRangeError(offset, self._start, self.next_offset)
 
     def _announce(self) -> None:
-        for news in self._news:
-            if not news.done():
-                news.set_result(None)
-        self._news.clear()
+        """Wake the readers that wait at the end."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
-class InMemoryReader(Batches):
+class InMemoryReader(Reader):
     """A reader of messages in memory."""
 
     def __init__(self, storage: InMemoryStorage, offset: int) -> None:

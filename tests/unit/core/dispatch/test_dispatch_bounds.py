@@ -156,8 +156,8 @@ def test_the_cursor_is_right_after_acknowledgements_in_any_order():
             cursor.finish(offset)
             left.discard(offset)
             assert cursor.at == min(left, default=23)
-            assert len(cursor._starts) == cursor.runs <= len(left)
-        assert cursor.runs == 0
+            assert len(cursor._starts) == len(cursor.ranges) <= len(left)
+        assert len(cursor.ranges) == 0
 
 
 def test_the_cursor_skips_what_was_finished_behind_a_deleted_part():
@@ -165,11 +165,11 @@ def test_the_cursor_skips_what_was_finished_behind_a_deleted_part():
     for offset in (2, 5, 6, 9):
         cursor.finish(offset)
     cursor.skip_to(5)
-    assert (cursor.at, cursor.runs) == (7, 1)
+    assert (cursor.at, len(cursor.ranges)) == (7, 1)
     cursor.skip_to(3)
     assert cursor.at == 7
     cursor.skip_to(20)
-    assert (cursor.at, cursor.runs, cursor._starts) == (20, 0, {})
+    assert (cursor.at, len(cursor.ranges), cursor._starts) == (20, 0, {})
 
 
 def test_i10_one_message_that_takes_for_ever_costs_no_memory_for_those_behind_it():
@@ -181,9 +181,9 @@ def test_i10_one_message_that_takes_for_ever_costs_no_memory_for_those_behind_it
         dispatch.take()
         dispatch.ack(offset, T0)
     assert dispatch.cursor == 0
-    assert dispatch._ledger.cursor.runs == 1
+    assert len(dispatch.finished) == 1
     dispatch.ack(0, T0)
-    assert (dispatch.cursor, dispatch._ledger.cursor.runs) == (5_000, 0)
+    assert (dispatch.cursor, len(dispatch.finished)) == (5_000, 0)
 
 
 # --- late acknowledgements --------------------------------------------------------------------------------------------

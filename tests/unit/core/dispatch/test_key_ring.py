@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ister.core.dispatch import key_ring as ring_module
+from ister.core.dispatch import key_shared as ring_module
 from ister.core.dispatch.consumers import Consumer
-from ister.core.dispatch.key_ring import Ring, glob_matches, ring_hash, wants
+from ister.core.dispatch.key_shared import Ring, glob_matches, ring_hash, wants
 
 
 def consumer(number, *filters, connected=True):
-    made = Consumer(number, number, 0.0)
+    made = Consumer(number, number, 0.0, 0.0)
     made.filters, made.connected = filters, connected
     return made
 

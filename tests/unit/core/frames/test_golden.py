@@ -9,10 +9,11 @@ import pytest
 
 from ister.core.frames.columns import decode_batch
 from ister.core.frames.frame import FrameDecoder, encode_message
-from ister.core.frames.recover import Verdict, recover
+from ister.core.frames.recover import Verdict
 from ister.core.message import MsgID, StreamMessage
 from ister.core.offsets import StartPosition
 from ister.wal import Wal, WalConfig
+from parts.recover import recover
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 RELEASES = sorted(path for path in GOLDEN.iterdir() if path.is_dir() and path.name.startswith("v"))

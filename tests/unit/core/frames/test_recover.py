@@ -4,8 +4,9 @@ import pytest
 
 from ister.core.errors import CorruptLogError
 from ister.core.frames.frame import HEADER_BYTES, MARKER_FRAME_BYTES, Marker, encode_marker, encode_message
-from ister.core.frames.recover import Scanner, Verdict, recover
+from ister.core.frames.recover import Scanner, Verdict
 from ister.core.message import StreamMessage
+from parts.recover import recover
 
 NONCE = 77
 

@@ -1,0 +1,17 @@
+"""Defaults of settings that a configuration and a class of the library, or a client, both have."""
+
+BROKER_PORT = 6650
+ADMIN_PORT = 50051
+LOG_FILE_NAME = "wal.log"
+CACHE_CAPACITY = 1024
+SYNC_MODE = "periodic"
+FSYNC_INTERVAL_MS = 5000
+WRITE_BYTES_MAX = 10 * 1024 * 1024
+LOG_FILE_BYTES_MAX = 512 * 1024 * 1024
+UPLOAD_INTERVAL_S = 300
+ROOT_PREFIX = "/danube-data"
+RETENTION_MINUTES = 2880
+RETENTION_MB = 20480
+RETENTION_CHECK_MINUTES = 5
+ACK_TIMEOUT_MS = 30_000
+DRAIN_TIMEOUT_MS = 10_000
