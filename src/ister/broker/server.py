@@ -37,7 +37,7 @@ from ister.broker.services.storage import StorageService
 from ister.broker.services.topic_admin import TopicAdmin
 from ister.broker.status import status_of
 from ister.broker.topics.broker import Broker
-from ister.broker.topics.ownership import Alone
+from ister.broker.topics.ownership import SubscriptionOwnership
 from ister.broker.topics.records import Records
 from ister.config.validators import reachable_host
 from ister.transport.http1 import HttpServer
@@ -167,7 +167,8 @@ class Serving:
             self._missing = ["ports"]
             try:
                 self._data = await self._listen(services[0], ports.broker)
-                self.broker.url = self.broker.url or f"http://{reachable_host(ports.host)}:{self._data.port}"
+                url = f"http://{reachable_host(ports.host)}:{self._data.port}"
+                self.broker.set_addresses(url)
                 self._admin = await self._listen(services[1], ports.admin)
                 if announce is not None:
                     await announce(self.broker.url)
@@ -176,7 +177,7 @@ class Serving:
                 topics = self.broker.topics.values()
                 problems = {topic.text: str(topic.problem) for topic in topics if topic.problem is not None}
                 admin_url = f"http://{reachable_host(ports.host)}:{self._admin.port}"
-                self.broker.admin_url, self.broker.metrics_url = admin_url, metrics_url or ""
+                self.broker.set_addresses(url, admin_url, metrics_url or "")
                 has_pipeline = self.broker.pipelines.has_owner
                 ready(Listening(self.broker.url, admin_url, metrics_url, len(topics), problems, has_pipeline))
                 await stop.wait()
@@ -202,7 +203,7 @@ class Serving:
         """Stop the servers, then sync everything, then upload what time allows."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        self.broker.begin_drain()
+        self.broker.topics.begin_drain()
         if self._topic_sync is not None:
             await self._topic_sync.stop()
         grace_s = self._ports.drain_timeout_s / 5
@@ -237,7 +238,7 @@ async def serve(
     root = factory.config.root_prefix
     schemas = SchemaStore(metadata, root)
     await schemas.load()
-    ownership = partial(Leased, metadata=metadata) if shares_subscriptions else Alone
+    ownership = partial(Leased, metadata=metadata) if shares_subscriptions else SubscriptionOwnership
     broker = Broker(settings, factory, Records(metadata, root), schemas, ownership=ownership)
     topic_sync = TopicSync(broker, factory) if factory.read_only else None
     registry = SchemaRegistry(schemas, broker)

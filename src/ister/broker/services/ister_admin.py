@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ister.broker.methods import build_service
-from ister.broker.services.wire import detail_of, dormant_subscription_to_wire, subscription_to_wire
-from ister.broker.topics.subscription import ReliableSubscription
+from ister.broker.services.wire import detail_of, dormant_subscription_to_wire, no_subscription, subscription_to_wire
 from ister.config.policies import Policies
-from ister.core.errors import InvalidRequestError, NotFoundError, OffsetOutOfRangeError, PreconditionError
+from ister.core.errors import InvalidRequestError, OffsetOutOfRangeError, PreconditionError
 from ister.core.names import TopicName, check_name
 from ister.rpc import ister_v1_pb2 as pb
 
@@ -46,10 +45,11 @@ class IsterAdmin:
             topic = self._broker.topics.find(request.topic)
             check_name("subscription", request.subscription)
             topic.check()
-            subscription = await self._broker.subscriptions.acquire(topic, request.subscription)
+            found = await self._broker.subscriptions.acquire(topic, request.subscription)
+            if found is None:
+                raise no_subscription(topic, request.subscription)
+            subscription = found.reliable
             if subscription is None:
-                raise _unknown(topic, request.subscription)
-            if not isinstance(subscription, ReliableSubscription):
                 raise PreconditionError(f"topic {topic.text} is not reliable: its subscriptions have no place")
             storage = topic.stored
             cursor = await _cursor_of(storage, request)
@@ -96,7 +96,7 @@ class IsterAdmin:
         topic.check()
         found = {one.name: one for one in await self._subscriptions(topic)}.get(request.subscription)
         if found is None:
-            raise _unknown(topic, request.subscription)
+            raise no_subscription(topic, request.subscription)
         return pb.DescribeSubscriptionResponse(subscription=found)
 
     async def describe_subscriptions(
@@ -133,10 +133,6 @@ class IsterAdmin:
             if record.made
         }
         return [found for _, found in sorted((absent | served).items())]
-
-
-def _unknown(topic: Topic, name: str) -> NotFoundError:
-    return NotFoundError(f"subscription {name} of topic {topic.text} not found")
 
 
 def _check_target(request: pb.ResetCursorRequest) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from danube.proto.DanubeApi_pb2 import (
     DESCRIPTOR,
-    DispatchStrategy,
     MessageResponse,
     ProducerAccessMode,
     ProducerRequest,
@@ -16,6 +15,7 @@ from danube.proto.DanubeApi_pb2 import (
 from danube.proto.DanubeApi_pb2 import StreamMessage as WireMessage
 
 from ister.broker.methods import build_service
+from ister.broker.services.wire import is_reliable
 from ister.core.errors import InvalidRequestError, LevelNotReachedError, NotFoundError, PreconditionError
 from ister.core.histogram import Histogram
 from ister.core.message import NO_ATTRIBUTES, MsgID, StreamMessage
@@ -56,7 +56,7 @@ class ProducerService:
         """
         name = TopicName.parse(request.topic_name)
         check_name("producer_name", request.producer_name)
-        reliable = _reliable(request.dispatch_strategy)
+        reliable = is_reliable(request.dispatch_strategy)
         if request.producer_access_mode not in ProducerAccessMode.values():
             raise InvalidRequestError(f"producer_access_mode {request.producer_access_mode} is none of the known ones")
         subject = request.schema_ref.subject if request.HasField("schema_ref") else ""
@@ -151,9 +151,3 @@ def _check_generation(topic: Topic, call: Call) -> None:
         raise PreconditionError(
             f"topic {topic.text} has generation {topic.generation}, not {wanted[:20]}: it was deleted and created again"
         )
-
-
-def _reliable(strategy: int) -> bool:
-    if strategy not in DispatchStrategy.values():
-        raise InvalidRequestError(f"dispatch_strategy {strategy} is neither NonReliable (0) nor Reliable (1)")
-    return strategy == DispatchStrategy.Reliable

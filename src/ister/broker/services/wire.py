@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ister.broker.status import status_of
-from ister.broker.topics.subscription import ReliableSubscription
 from ister.core.dispatch.dispatch import SubscriptionType
 from ister.core.dispatch.failure import Backoff, FailurePolicy, Poison
-from ister.core.errors import InvalidRequestError, PoisonedError
+from ister.core.errors import InvalidRequestError, NotFoundError, PoisonedError
 from ister.core.names import TopicName, partition_of
 from ister.rpc import danube_admin_pb2 as danube
 from ister.rpc import ister_v1_pb2 as pb
@@ -69,6 +68,13 @@ def detail_of(broker: Broker, topic: Topic, *, cloud_bytes: int = 0) -> pb.Topic
         created_at_ms=topic.record.created_at_ms,
         trouble=problem_text(topic),
     )
+
+
+def is_reliable(strategy: int) -> bool:
+    """Return True for the dispatch strategy Reliable; raise InvalidRequestError for an unknown one."""
+    if strategy not in danube.DispatchStrategy.values():
+        raise InvalidRequestError(f"dispatch_strategy {strategy} is neither NonReliable (0) nor Reliable (1)")
+    return strategy == danube.DispatchStrategy.Reliable
 
 
 def dispatch_of(topic: Topic) -> pb.Dispatch:
@@ -142,6 +148,11 @@ def offsets_of(broker: Broker, topic: Topic) -> pb.Offsets | None:
 # --- subscriptions ----------------------------------------------------------------------------------------------------
 
 
+def no_subscription(topic: Topic, name: str) -> NotFoundError:
+    """Return the error of a subscription that does not exist."""
+    return NotFoundError(f"subscription {name} of topic {topic.text} not found")
+
+
 def subscription_to_wire(
     topic: Topic, subscription: Subscription, window: int, durable: Mapping[str, int]
 ) -> pb.Subscription:
@@ -152,11 +163,12 @@ def subscription_to_wire(
         type=f"SUBSCRIPTION_TYPE_{record.kind.name}",
         dispatch=dispatch_of(topic),
     )
-    if isinstance(subscription, ReliableSubscription):
-        dispatch = subscription.dispatch
-        found.cursor = subscription.cursor
+    reliable = subscription.reliable
+    if reliable is not None:
+        dispatch = reliable.dispatch
+        found.cursor = reliable.cursor
         found.durable_cursor = durable.get(subscription.name, 0)
-        found.lag = max(0, topic.next_offset - subscription.cursor)
+        found.lag = max(0, topic.next_offset - reliable.cursor)
         found.unacked = dispatch.unacked
         found.waiting = dispatch.waiting
         found.redelivered = dispatch.redelivered
@@ -195,10 +207,11 @@ def _consumer(subscription: Subscription, consumer: Consumer) -> pb.Consumer:
         active=connected,
         key_filters=consumer.filters,
     )
-    if isinstance(subscription, ReliableSubscription):
-        found.unacked = subscription.dispatch.held_by(consumer.id)
+    reliable = subscription.reliable
+    if reliable is not None:
+        found.unacked = reliable.dispatch.held_by(consumer.id)
         if subscription.record.kind is SubscriptionType.FAILOVER:
-            found.active = subscription.dispatch.active == consumer.id
+            found.active = reliable.dispatch.active == consumer.id
     return found
 
 
@@ -229,7 +242,7 @@ def policy_from_wire(wire: danube.SubscriptionFailurePolicy) -> FailurePolicy:
 
 
 def policy_to_wire(policy: FailurePolicy) -> danube.SubscriptionFailurePolicy:
-    """Tell a policy in Danube's words."""
+    """Return a failure policy as Danube's message."""
     return danube.SubscriptionFailurePolicy(
         max_redelivery_count=policy.max_redelivery_count,
         ack_timeout_ms=policy.ack_timeout_ms,
@@ -242,7 +255,7 @@ def policy_to_wire(policy: FailurePolicy) -> danube.SubscriptionFailurePolicy:
 
 
 def policy_to_v1(policy: FailurePolicy) -> pb.FailurePolicy:
-    """Tell a policy in our words."""
+    """Return a failure policy as our message."""
     return pb.FailurePolicy(
         max_redelivery_count=policy.max_redelivery_count,
         ack_timeout_ms=policy.ack_timeout_ms,

@@ -17,14 +17,15 @@ from ister.broker.topics.dead_letters import UnknownDeadLetterError, dead_letter
 from ister.broker.topics.expiry import sweep
 from ister.broker.topics.index import TopicIndex
 from ister.broker.topics.namespaces import Namespaces
-from ister.broker.topics.open_topic import Opened, TopicRetries, apply_storage_policies, open_stored, require_table
-from ister.broker.topics.ownership import Alone
+from ister.broker.topics.open_topic import TopicRetries, apply_storage_policies, require_table
+from ister.broker.topics.ownership import SubscriptionOwnership
 from ister.broker.topics.records import NamespaceRecord, Records, SubscriptionRecord, TopicRecord
 from ister.broker.topics.subscriptions import Subscriptions
 from ister.broker.topics.table_progress import Pipelines
 from ister.broker.topics.topic import Topic
 from ister.core.errors import (
     AlreadyExistsError,
+    BusyError,
     IsterError,
     LevelNotReachedError,
     NotFoundError,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from ister.broker.registry.store import SchemaStore
     from ister.broker.settings import BrokerSettings
-    from ister.broker.topics.ownership import SubscriptionOwnership
+    from ister.broker.topics.topic import Stored
     from ister.config.policies import Policies
     from ister.core.dispatch.dispatch import DeadLetter
     from ister.core.dispatch.failure import FailurePolicy
@@ -70,7 +71,7 @@ class Broker:
         schemas: SchemaStore,
         clock: Clock | None = None,
         *,
-        ownership: Callable[[Broker], SubscriptionOwnership] = Alone,
+        ownership: Callable[[Broker], SubscriptionOwnership] = SubscriptionOwnership,
     ) -> None:
         self.settings = settings
         self.url = settings.broker_url or ""
@@ -146,19 +147,20 @@ class Broker:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
 
+    def set_addresses(self, url: str, admin_url: str = "", metrics_url: str = "") -> None:
+        """Set the addresses of the ports; a configured `broker_url` stays."""
+        self.url = self.settings.broker_url or url
+        self.admin_url, self.metrics_url = admin_url, metrics_url
+
     @property
     def draining(self) -> bool:
         """True once the broker stops."""
         return self.topics.draining
 
-    def begin_drain(self) -> None:
-        """Refuse changes from now on."""
-        self.topics.draining = True
-
     async def drain(self, timeout_s: float) -> None:
         """End every stream, save every cursor and close every topic; uploads get the rest of the time."""
         ends = self._loop.time() + timeout_s
-        self.begin_drain()
+        self.topics.begin_drain()
         if self._sweeping is not None:
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):
@@ -182,31 +184,44 @@ class Broker:
         record: TopicRecord,
         subscriptions: Mapping[str, SubscriptionRecord],
         problem: IsterError | None = None,
+        storage: Stored | None = None,
     ) -> Topic:
-        """Open a topic and its subscriptions; with a `problem` of its storage, which is not tried again, add it as it is."""
+        """Add a topic, and open its subscriptions and its storage, unless that is open already or has a `problem`."""
         topic = Topic(name, record, self.namespaces.effective(name, record), self.settings, self)
         topic.dormant.update(subscriptions)
         if problem is None:
-            await self._open_storage(topic)
+            await self._open_storage(topic, storage)
         else:
             topic.set_storage(None, problem)
             log.error("topic_has_problem", topic=topic.text, cause=str(problem))
         self.topics.add(topic)
         return topic
 
-    async def _open_storage(self, topic: Topic) -> bool:
+    async def _open_storage(self, topic: Topic, storage: Stored | None = None) -> bool:
         """Open a topic's storage and its subscriptions; on an error set the topic's problem and return False."""
         policies = self.namespaces.effective(topic.name, topic.record)
-        opened = Opened()
+        cursors: Mapping[str, int] = {}
+        problem: IsterError | None = None
         if topic.reliable:
-            opened = await open_stored(self.factory, topic.name, policies, topic.dormant, self.ownership)
+            try:
+                storage = storage or await self.factory.for_topic(topic.name)
+                await apply_storage_policies(self.factory, topic.name, storage, policies)
+                if not storage.read_only and (topic.dormant or policies.retention_policy != "none"):
+                    cursors = await storage.cursors()
+                    orphans = [name for name in cursors if name not in topic.dormant]
+                    await self.ownership.delete_orphans(topic.name, storage, orphans)
+            except IsterError as error:
+                problem = error
+            except OSError as error:
+                problem = BusyError(error.strerror or "the disk refused")
         topic.set_policies(policies)
-        topic.set_storage(opened.storage, opened.problem)
-        if opened.problem is not None:
+        topic.set_storage(storage, problem)
+        if problem is not None:
+            log.error("topic_has_problem", topic=topic.text, cause=str(problem))
             return False
         for name, record in list(topic.dormant.items()):
             if record.made and topic.reliable:
-                self.ownership.restore(topic, name, record, opened.cursors.get(name))
+                self.ownership.restore(topic, name, record, cursors.get(name))
             elif record.made:
                 self.subscriptions.open(topic, name, record)
         return True
@@ -270,10 +285,10 @@ class Broker:
             )
             # A delayed write of another broker may have left one of a deleted topic of this name.
             await self.records.forget_subscriptions(name)
-            if reliable:
-                await self.factory.for_topic(name)  # before its record: a record without a log is a broken topic
+            # The log before its record: a record without a log is a broken topic.
+            storage = await self.factory.for_topic(name) if reliable else None
             await self.records.save_topic(name, record)
-            topic = await self.host(name, record, {})
+            topic = await self.host(name, record, {}, storage=storage)
         finally:
             self.topics.creating.discard(name)
         topic.check()
@@ -334,7 +349,7 @@ class Broker:
         try:
             await self._remove_stored(topic.name, reliable=topic.reliable)
         except IsterError as error:
-            topic.problem = error
+            topic.set_problem(error)
             self._retries.retry_soon()
             raise
         await self.ownership.release_topic(topic)

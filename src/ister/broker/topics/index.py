@@ -89,6 +89,10 @@ class TopicIndex(dict[str, "Topic"]):
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
+    def begin_drain(self) -> None:
+        """Refuse changes from now on."""
+        self.draining = True
+
     @asynccontextmanager
     async def changing(self, name: TopicName) -> AsyncIterator[None]:
         """Hold the lock for changes of a topic and its partitions; raise DrainingError while the broker stops."""

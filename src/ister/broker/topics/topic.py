@@ -150,6 +150,10 @@ class Topic:
         self._storage, self.problem = storage, problem
         self.recovered_offset = 0 if storage is None else storage.next_offset
 
+    def set_problem(self, problem: IsterError) -> None:
+        """Set why it cannot be deleted."""
+        self.problem = problem
+
     def update(self, record: TopicRecord, policies: CompletePolicies | None = None) -> None:
         """Replace the record after it was written; with `policies`, apply them."""
         self.record = record
@@ -275,11 +279,11 @@ class Topic:
 
     def cursors(self) -> dict[str, int]:
         """Return every subscription's cursor in memory."""
-        return {
-            name: subscription.cursor
-            for name, subscription in self.subscriptions.items()
-            if isinstance(subscription, ReliableSubscription)
-        }
+        return {name: subscription.cursor for name, subscription in self.reliable_subscriptions().items()}
+
+    def reliable_subscriptions(self) -> dict[str, ReliableSubscription]:
+        """Return the subscriptions that have cursors: all of a reliable topic, none of another."""
+        return {name: served.reliable for name, served in self.subscriptions.items() if served.reliable is not None}
 
     def wall_us(self) -> int:
         """Return the wall-clock time in microseconds."""
@@ -331,11 +335,7 @@ class Topic:
             await asyncio.wait({self._save_task})
         if self._storage is not None and self.subscriptions:
             await self._storage.flush()
-            finished = {
-                name: subscription.finished
-                for name, subscription in self.subscriptions.items()
-                if isinstance(subscription, ReliableSubscription)
-            }
+            finished = {name: subscription.finished for name, subscription in self.reliable_subscriptions().items()}
             await self._storage.save_cursors(self.cursors(), finished)
 
     def close(self, failure: IsterError | None = None) -> None:
