@@ -20,8 +20,7 @@ from ister.broker.cluster.subscription_leases import Leased, announce_owner, own
 from ister.broker.cluster.topic_sync import TopicSync
 from ister.broker.metrics.dependencies import Dependencies, probes_of
 from ister.broker.metrics.exposition import Metrics
-from ister.broker.metrics.readiness import Readiness
-from ister.broker.metrics.routes import routes
+from ister.broker.metrics.routes import Readiness, routes
 from ister.broker.process import GcTuning, LoopLag, map_large_buffers
 from ister.broker.registry.store import SchemaStore
 from ister.broker.registry.validation import Validation
@@ -245,8 +244,8 @@ async def serve(
     validation = Validation(schemas)
     producing = ProducerService(broker, validation)
     data = [
-        producing.service(),
-        ConsumerService(broker).service(),
+        *producing.services(),
+        *ConsumerService(broker).services(),
         *Discovery(broker).services(),
         *StorageService(broker).services(),
         registry.service(),

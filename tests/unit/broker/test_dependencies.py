@@ -7,8 +7,7 @@ import pytest
 
 from ister.broker.metrics import dependencies
 from ister.broker.metrics.dependencies import Dependencies, probes_of
-from ister.broker.metrics.readiness import Readiness
-from ister.broker.metrics.routes import readiness_response
+from ister.broker.metrics.routes import Readiness, readiness_response
 from ister.broker.registry.validation import Validation
 from ister.broker.server import Ports, Serving
 from ister.broker.services.producer import ProducerService

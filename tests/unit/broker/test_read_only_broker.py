@@ -505,7 +505,7 @@ async def test_every_call_is_answered_or_refused_and_none_that_is_listed_is_miss
         looked.append(1)
 
     services = [
-        ProducerService(broker, broker).service(), ConsumerService(broker).service(), *Discovery(broker).services(),
+        *ProducerService(broker, broker).services(), *ConsumerService(broker).services(), *Discovery(broker).services(),
         *StorageService(broker).services(), SchemaRegistry(broker, broker).service(),
         *IsterStorage(broker, token=None).services(), *TopicAdmin(broker).services(), *IsterAdmin(broker).services(),
         *NamespaceAdmin(broker).services(), *BrokerAdmin(broker).services(),

@@ -40,7 +40,6 @@ from ister.broker.metrics.families import (
     Family,
     Format,
     SubscriptionFigures,
-    TopicFigures,
 )
 
 if TYPE_CHECKING:
@@ -174,8 +173,7 @@ class _Scrape:
             labels = f'topic="{_escaped(topic.text)}"'
             log = topic.log
             subscriptions = list(topic.subscriptions.values())
-            consumers = sum(subscription.connected() for subscription in subscriptions)
-            self._topics.add(TopicFigures(topic, len(subscriptions), consumers), labels)
+            self._topics.add(topic, labels)
             if log is not None:
                 self._add_log(log, labels)
             left = SUBSCRIPTIONS_MAX - self._subscriptions_shown

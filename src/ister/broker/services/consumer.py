@@ -19,7 +19,7 @@ from danube.proto.DanubeApi_pb2 import (
 )
 from danube.proto.DanubeApi_pb2 import StreamMessage as WireMessage
 
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.broker.topics import ids
 from ister.core.dispatch.delivery_id import split_delivery_id, with_delivery_id
 from ister.core.dispatch.dispatch import SubscriptionType
@@ -36,11 +36,10 @@ from ister.core.names import TopicName, check_name
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ister.broker.topics.broker import Broker
     from ister.broker.topics.consumer import Consumer
     from ister.broker.topics.topic import Subscription, Topic
     from ister.core.message import StreamMessage
-    from ister.transport.service import Call, Service
+    from ister.transport.service import Call
 
 log = structlog.get_logger()
 
@@ -51,15 +50,10 @@ PAUSE_S = 0.2
 """How long the refusal of a consumer beyond the limits is delayed."""
 
 
-class ConsumerService:
+class ConsumerService(Handlers):
     """The handlers of danube.ConsumerService."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def service(self) -> Service:
-        """Describe the service."""
-        return build_service(DESCRIPTOR.services_by_name["ConsumerService"], self)
+    descriptors = (DESCRIPTOR.services_by_name["ConsumerService"],)
 
     # --- subscribing --------------------------------------------------------------------------------------------------
 

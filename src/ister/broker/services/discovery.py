@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from danube.proto.DanubeApi_pb2 import (
     DESCRIPTOR,
     HealthCheckRequest,
@@ -13,24 +11,15 @@ from danube.proto.DanubeApi_pb2 import (
     TopicPartitionsResponse,
 )
 
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.core.errors import InvalidRequestError
 from ister.core.names import TopicName
 
-if TYPE_CHECKING:
-    from ister.broker.topics.broker import Broker
-    from ister.transport.service import Service
 
-
-class Discovery:
+class Discovery(Handlers):
     """The handlers of danube.Discovery and danube.HealthCheck."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def services(self) -> tuple[Service, ...]:
-        """Describe both services."""
-        return tuple(build_service(DESCRIPTOR.services_by_name[name], self) for name in ("Discovery", "HealthCheck"))
+    descriptors = (DESCRIPTOR.services_by_name["Discovery"], DESCRIPTOR.services_by_name["HealthCheck"])
 
     async def topic_lookup(self, request: TopicLookupRequest) -> TopicLookupResponse:
         """Return the address of this broker, which hosts every topic."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.broker.services.wire import detail_of, dormant_subscription_to_wire, no_subscription, subscription_to_wire
 from ister.config.policies import Policies
 from ister.core.errors import InvalidRequestError, OffsetOutOfRangeError, PreconditionError
@@ -15,9 +15,7 @@ from ister.core.names import TopicName, check_name
 from ister.rpc import ister_v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from ister.broker.topics.broker import Broker
     from ister.broker.topics.topic import Stored, Topic
-    from ister.transport.service import Service
 
 log = structlog.get_logger()
 
@@ -25,15 +23,10 @@ TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: refuses times in another unit than milliseconds."""
 
 
-class IsterAdmin:
+class IsterAdmin(Handlers):
     """The handlers of ister.v1.Admin."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def services(self) -> tuple[Service, ...]:
-        """Describe the service."""
-        return (build_service(pb.DESCRIPTOR.services_by_name["Admin"], self),)
+    descriptors = (pb.DESCRIPTOR.services_by_name["Admin"],)
 
     # --- cursors ------------------------------------------------------------------------------------------------------
 

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.rpc import danube_admin_pb2 as pb
 from ister.rpc.danube_admin_pb2 import NamespaceRequest, NamespaceResponse, PolicyResponse, TopicListResponse
 
-if TYPE_CHECKING:
-    from ister.broker.topics.broker import Broker
-    from ister.transport.service import Service
 
-
-class NamespaceAdmin:
+class NamespaceAdmin(Handlers):
     """The handlers of danube_admin.NamespaceAdmin."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def services(self) -> tuple[Service, ...]:
-        """Describe the service."""
-        return (build_service(pb.DESCRIPTOR.services_by_name["NamespaceAdmin"], self),)
+    descriptors = (pb.DESCRIPTOR.services_by_name["NamespaceAdmin"],)
 
     async def create_namespace(self, request: NamespaceRequest) -> NamespaceResponse:
         """Create a namespace."""

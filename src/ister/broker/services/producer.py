@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from danube.proto.DanubeApi_pb2 import (
@@ -14,7 +15,7 @@ from danube.proto.DanubeApi_pb2 import (
 )
 from danube.proto.DanubeApi_pb2 import StreamMessage as WireMessage
 
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.broker.services.wire import is_reliable
 from ister.core.errors import InvalidRequestError, LevelNotReachedError, NotFoundError, PreconditionError
 from ister.core.histogram import Histogram
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ister.broker.registry.validation import Validation
     from ister.broker.topics.broker import Broker
     from ister.broker.topics.topic import Topic
-    from ister.transport.service import Call, Service
+    from ister.transport.service import Call
 
 ATTRIBUTES_MAX = 1024
 SAMPLED = 16
@@ -34,20 +35,18 @@ SAMPLED = 16
 SEND_BOUNDS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 5000, 30_000)
 
 
-class ProducerService:
+class ProducerService(Handlers):
     """The handlers of danube.ProducerService."""
 
+    descriptors = (DESCRIPTOR.services_by_name["ProducerService"],)
+
     def __init__(self, broker: Broker, validation: Validation) -> None:
+        super().__init__(broker)
         self.send_ms = Histogram(SEND_BOUNDS_MS)
         """Latency of a sample of messages."""
         self._sent = 0
-        self._broker = broker
         self._validation = validation
         broker.when_forgotten.append(validation.forget)
-
-    def service(self) -> Service:
-        """Describe the service."""
-        return build_service(DESCRIPTOR.services_by_name["ProducerService"], self)
 
     async def create_producer(self, request: ProducerRequest, call: Call) -> ProducerResponse:
         """Attach a producer to a topic; the same name gets the same id.
@@ -87,7 +86,9 @@ class ProducerService:
         present = topic.record.topic_schema.subject
         if present is None:
             self._check_registered(subject)
-            await self._broker.bind_subject(topic.name, subject)
+            await self._broker.change_schema(
+                topic.name, lambda schema: schema if schema.subject is not None else replace(schema, subject=subject)
+            )
             present = topic.record.topic_schema.subject
         if present != subject:
             raise PreconditionError(f"topic {topic.text} has the schema subject {present}; cannot use {subject}")

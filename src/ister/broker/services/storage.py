@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.core.names import TopicName
 from ister.rpc.danube_storage_pb2 import (
     DESCRIPTOR,
@@ -14,23 +13,14 @@ from ister.rpc.danube_storage_pb2 import (
     SegmentDescriptorProto,
 )
 
-if TYPE_CHECKING:
-    from ister.broker.topics.broker import Broker
-    from ister.transport.service import Service
-
 SEGMENTS_MAX = 8192
 """As many as fit into the 4 MiB that every client accepts; the next page starts behind the last one."""
 
 
-class StorageService:
+class StorageService(Handlers):
     """The handlers of danube.StorageService."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def services(self) -> tuple[Service, ...]:
-        """Describe the service."""
-        return (build_service(DESCRIPTOR.services_by_name["StorageService"], self),)
+    descriptors = (DESCRIPTOR.services_by_name["StorageService"],)
 
     async def list_segment_descriptors(self, request: ListSegmentDescriptorsRequest) -> ListSegmentDescriptorsResponse:
         """Return the objects that end behind an offset, in order; of a topic that stores nothing, none.

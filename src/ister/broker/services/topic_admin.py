@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.broker.services.broker_admin import ALONE, broker_id
 from ister.broker.services.wire import is_reliable, no_subscription, policy_from_wire, policy_to_wire
 from ister.broker.topics.records import SubscriptionRecord
@@ -19,10 +19,8 @@ from ister.rpc import danube_admin_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ister.broker.topics.broker import Broker
     from ister.broker.topics.topic import Topic
     from ister.core.dispatch.failure import FailurePolicy
-    from ister.transport.service import Service
 
 log = structlog.get_logger()
 
@@ -32,15 +30,10 @@ SETTINGS_MAX = 1000
 """How many subscriptions of a topic may have settings without being created."""
 
 
-class TopicAdmin:
+class TopicAdmin(Handlers):
     """The handlers of danube_admin.TopicAdmin."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def services(self) -> tuple[Service, ...]:
-        """Describe the service."""
-        return (build_service(pb.DESCRIPTOR.services_by_name["TopicAdmin"], self),)
+    descriptors = (pb.DESCRIPTOR.services_by_name["TopicAdmin"],)
 
     # --- topics -------------------------------------------------------------------------------------------------------
 

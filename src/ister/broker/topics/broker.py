@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -377,16 +376,13 @@ class Broker:
         async with self.topics.changing(name), self.namespaces.changing:
             topic = self.topics.find(str(name))
             record = topic.record.model_copy(update={"policies": policies})
-            await self._apply(topic, record)
+            effective = self.namespaces.effective(name, record)
+            if topic.reliable:
+                require_table(effective, f"topic {topic.text}")
+                await apply_storage_policies(self.factory, name, topic.stored, effective)
+            await self.records.save_topic(name, record)
+            topic.update(record, effective)
             log.info("topic_policies_set", topic=topic.text, policies=policies.to_json())
-
-    async def _apply(self, topic: Topic, record: TopicRecord) -> None:
-        policies = self.namespaces.effective(topic.name, record)
-        if topic.reliable:
-            require_table(policies, f"topic {topic.text}")
-            await apply_storage_policies(self.factory, topic.name, topic.stored, policies)
-        await self.records.save_topic(topic.name, record)
-        topic.update(record, policies)
 
     # --- schema bindings, for the schema registry ---------------------------------------------------------------------
 
@@ -394,25 +390,16 @@ class Broker:
         """Return a topic's schema binding."""
         return self.topics.find(str(topic)).record.topic_schema
 
-    async def bind_subject(self, topic: TopicName, subject: str) -> None:
-        """Bind a topic to a schema subject, if it has none yet."""
-        async with self.topics.changing(topic):
-            found = self.topics.find(str(topic))
-            if found.record.topic_schema.subject is None:
-                await self._save_schema(found, replace(found.record.topic_schema, subject=subject))
-
     async def change_schema(self, topic: TopicName, change: Callable[[TopicSchema], TopicSchema]) -> TopicSchema:
-        """Apply `change` to a topic's schema binding, durably; return the new binding."""
+        """Apply `change` to a topic's schema binding, durably unless it returns its argument; return the binding."""
         async with self.topics.changing(topic):
             found = self.topics.find(str(topic))
             schema = change(found.record.topic_schema)
-            await self._save_schema(found, schema)
+            if schema is not found.record.topic_schema:
+                record = found.record.model_copy(update={"topic_schema": schema})
+                await self.records.save_topic(topic, record)
+                found.update(record)
             return schema
-
-    async def _save_schema(self, topic: Topic, schema: TopicSchema) -> None:
-        record = topic.record.model_copy(update={"topic_schema": schema})
-        await self.records.save_topic(topic.name, record)
-        topic.update(record)
 
     async def set_namespace_policies(self, namespace: str, policies: Policies) -> None:
         """Change a namespace's policies; they apply to its topics at once."""
