@@ -176,12 +176,10 @@ RELIABLE: tuple[Family[SubscriptionFigures], ...] = (
     _counter("danube_subscription_dlq", "Messages stored as dead letters.", lambda f: f.reliable.dead_lettered),
 )
 
-# Their label values are known only when samples are written, so they have no samples here.
+# Their last labels are added when samples are written.
 
-CHECKED: Family[None] = Family(
-    "danube_schema_validation", "counter", "Messages checked against their topic's schema.", ()
+CHECKED: Family[int] = _counter("danube_schema_validation", "Messages checked against their topic's schema.", int)
+WRONG: Family[int] = _counter(
+    "danube_schema_validation_failures", "Messages that do not follow it, refused or not.", int
 )
-WRONG: Family[None] = Family(
-    "danube_schema_validation_failures", "counter", "Messages that do not follow it, refused or not.", ()
-)
-KIND: Family[Subscription] = Family("ister_subscription", "info", "A subscription's type.", ())
+KIND: Family[int] = Family("ister_subscription", "info", "A subscription's type.", (Sample("_info", "", int),))
