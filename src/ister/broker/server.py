@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -79,8 +79,8 @@ class Listening:
     admin_url: str
     metrics_url: str | None
     topics: int
-    problems: Mapping[str, str] = field(default_factory=dict)
-    has_pipeline: Callable[[], bool] = lambda: False
+    problems: Mapping[str, str]
+    has_pipeline: Callable[[], bool]
     """Returns True while a pipeline is registered."""
 
 
@@ -108,8 +108,7 @@ class Serving:
         self._dependencies = dependencies
         self._topic_sync = topic_sync
         self._missing: list[str] = ["recovery"]
-        self._data: Server | None = None
-        self._admin: Server | None = None
+        self._servers: list[Server] = []
 
     def topics(self) -> Iterable[Topic]:
         """Return every topic."""
@@ -165,17 +164,15 @@ class Serving:
             await self.broker.start()
             self._missing = ["ports"]
             try:
-                self._data = await self._listen(services[0], ports.broker)
-                url = f"http://{reachable_host(ports.host)}:{self._data.port}"
+                url = await self._listen(services[0], ports.broker)
                 self.broker.set_addresses(url)
-                self._admin = await self._listen(services[1], ports.admin)
+                admin_url = await self._listen(services[1], ports.admin)
                 if announce is not None:
                     await announce(self.broker.url)
                 self._missing = []
                 gc_tuning.start()
                 topics = self.broker.topics.values()
                 problems = {topic.text: str(topic.problem) for topic in topics if topic.problem is not None}
-                admin_url = f"http://{reachable_host(ports.host)}:{self._admin.port}"
                 self.broker.set_addresses(url, admin_url, metrics_url or "")
                 has_pipeline = self.broker.pipelines.has_owner
                 ready(Listening(self.broker.url, admin_url, metrics_url, len(topics), problems, has_pipeline))
@@ -185,9 +182,10 @@ class Serving:
             finally:
                 await self._drain()
 
-    async def _listen(self, services: list[Service], port: int) -> Server:
+    async def _listen(self, services: list[Service], port: int) -> str:
+        """Open a port; return its URL."""
         ports = self._ports
-        return await bind(
+        server = await bind(
             services,
             host=ports.host,
             port=port,
@@ -197,6 +195,8 @@ class Serving:
             keepalive_timeout_s=ports.keepalive_timeout_s,
             rpcs=self.rpcs,
         )
+        self._servers.append(server)
+        return f"http://{reachable_host(ports.host)}:{server.port}"
 
     async def _drain(self) -> None:
         """Stop the servers, then sync everything, then upload what time allows."""
@@ -208,10 +208,9 @@ class Serving:
         grace_s = self._ports.drain_timeout_s / 5
         # Calls that wait for a table are answered before calls are cancelled: clients retry cancelled ones.
         ending = loop.call_later(grace_s / 2, self.broker.pipelines.end)
-        servers = [server for server in (self._data, self._admin) if server is not None]
-        for server in servers:
+        for server in self._servers:
             server.drain()
-        await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
         ending.cancel()
         left_s = self._ports.drain_timeout_s - (loop.time() - began)
         await self.broker.drain(left_s)

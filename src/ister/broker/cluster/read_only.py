@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ister.broker.methods import METHODS, ReadOnly
 from ister.core.ownership.subscriptions import read_only_error
-from ister.transport.service import BidirectionalStream, Prompt, ServerStream, Service, wants_call
+from ister.transport.service import Prompt, ServerStream, Service, Unary, wants_call
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -44,8 +44,7 @@ def _method(service: str, method: Method, refresh: Callable[[], Awaitable[None]]
 
     if isinstance(method, ServerStream):
         return replace(method, handler=refuse_stream)
-    if isinstance(method, BidirectionalStream):
-        return replace(method, handler=refuse_call)
+    assert isinstance(method, Unary), "the broker has no bidirectional streams of its own"
     if rule is ReadOnly.REFUSED:
         return replace(method, handler=refuse_call, finishes=False)
     assert not wants_call(method.handler), "none of these takes the call"

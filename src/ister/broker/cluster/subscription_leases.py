@@ -357,15 +357,13 @@ class Leased(SubscriptionOwnership):
     def _lost(self, keys: list[SubscriptionKey]) -> None:
         """Stop serving at once, and save nothing more: other brokers may hold these leases now."""
         for topic_name, name in keys:
+            topic = self._broker.topics.get(str(topic_name))
+            subscription = None if topic is None else topic.reliable_subscriptions().get(name)
+            if topic is None or subscription is None:
+                continue
             try:
-                self._lose(topic_name, name)
+                topic.release_cursor(name)
+                self._close(topic, subscription)
+                log.warning("subscription_lost", topic=topic.text, subscription=name, cursor=subscription.cursor)
             except Exception:  # a bug of ours: the other subscriptions must end all the same
-                log.exception("subscription_not_ended", topic=str(topic_name), subscription=name)
-
-    def _lose(self, topic_name: TopicName, name: str) -> None:
-        topic = self._broker.topics.get(str(topic_name))
-        subscription = None if topic is None else topic.reliable_subscriptions().get(name)
-        if topic is not None and subscription is not None:
-            topic.release_cursor(name)
-            self._close(topic, subscription)
-            log.warning("subscription_lost", topic=topic.text, subscription=name, cursor=subscription.cursor)
+                log.exception("subscription_not_ended", topic=topic.text, subscription=name)

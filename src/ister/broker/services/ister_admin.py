@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ister.broker.methods import Handlers
-from ister.broker.services.wire import detail_of, dormant_subscription_to_wire, no_subscription, subscription_to_wire
+from ister.broker.services.wire import detail_of, no_subscription, subscription_to_wire
 from ister.config.policies import Policies
 from ister.core.errors import InvalidRequestError, OffsetOutOfRangeError, PreconditionError
 from ister.core.names import TopicName, check_name
@@ -116,16 +116,10 @@ class IsterAdmin(Handlers):
         """Return a topic's subscriptions, sorted by name, including those that are not served here."""
         durable = await topic.stored.cursors() if topic.reliable else {}
         window = self._broker.settings.max_unacked_messages
-        served = {
-            name: subscription_to_wire(topic, subscription, window, durable)
-            for name, subscription in topic.subscriptions.items()
-        }
-        absent = {
-            name: dormant_subscription_to_wire(topic, name, record, window, durable)
-            for name, record in topic.dormant.items()
-            if record.made
-        }
-        return [found for _, found in sorted((absent | served).items())]
+        records = {**topic.dormant, **{name: served.record for name, served in topic.subscriptions.items()}}
+        return [
+            subscription_to_wire(topic, name, records[name], window, durable) for name in topic.subscription_names()
+        ]
 
 
 def _check_target(request: pb.ResetCursorRequest) -> None:

@@ -6,14 +6,8 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from danube.proto.DanubeApi_pb2 import (
-    DESCRIPTOR,
-    MessageResponse,
-    ProducerAccessMode,
-    ProducerRequest,
-    ProducerResponse,
-)
-from danube.proto.DanubeApi_pb2 import StreamMessage as WireMessage
+from danube.proto import DanubeApi_pb2 as pb
+from danube.proto.DanubeApi_pb2 import MessageResponse
 
 from ister.broker.methods import Handlers
 from ister.broker.services.wire import is_reliable
@@ -38,7 +32,7 @@ SEND_BOUNDS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 50
 class ProducerService(Handlers):
     """The handlers of danube.ProducerService."""
 
-    descriptors = (DESCRIPTOR.services_by_name["ProducerService"],)
+    descriptors = (pb.DESCRIPTOR.services_by_name["ProducerService"],)
 
     def __init__(self, broker: Broker, validation: Validation) -> None:
         super().__init__(broker)
@@ -48,7 +42,7 @@ class ProducerService(Handlers):
         self._validation = validation
         broker.when_forgotten.append(validation.forget)
 
-    async def create_producer(self, request: ProducerRequest, call: Call) -> ProducerResponse:
+    async def create_producer(self, request: pb.ProducerRequest, call: Call) -> pb.ProducerResponse:
         """Attach a producer to a topic; the same name gets the same id.
 
         A topic that does not exist is created, unless the client means one generation of it.
@@ -56,7 +50,7 @@ class ProducerService(Handlers):
         name = TopicName.parse(request.topic_name)
         check_name("producer_name", request.producer_name)
         reliable = is_reliable(request.dispatch_strategy)
-        if request.producer_access_mode not in ProducerAccessMode.values():
+        if request.producer_access_mode not in pb.ProducerAccessMode.values():
             raise InvalidRequestError(f"producer_access_mode {request.producer_access_mode} is none of the known ones")
         subject = request.schema_ref.subject if request.HasField("schema_ref") else ""
         broker = self._broker
@@ -74,10 +68,10 @@ class ProducerService(Handlers):
             raise PreconditionError(f"topic {name} is {has}; a {wants} producer cannot be attached to it")
         if subject:
             await self._bind(topic, subject)
-        exclusive = request.producer_access_mode == ProducerAccessMode.Exclusive
+        exclusive = request.producer_access_mode == pb.ProducerAccessMode.Exclusive
         producer = topic.attach(request.producer_name, exclusive=exclusive)
         call.trail(GENERATION_KEY, str(topic.generation))
-        return ProducerResponse(
+        return pb.ProducerResponse(
             request_id=request.request_id, producer_id=producer.id, producer_name=request.producer_name
         )
 
@@ -97,7 +91,7 @@ class ProducerService(Handlers):
         if not self._broker.schemas.exists(subject):
             raise PreconditionError(f"schema subject {subject} not found; register it first")
 
-    async def send_message(self, request: WireMessage, call: Call) -> MessageResponse:
+    async def send_message(self, request: pb.StreamMessage, call: Call) -> MessageResponse:
         """Store a message; return once it has reached the topic's acknowledgement level."""
         if not request.HasField("msg_id"):
             raise InvalidRequestError("msg_id is missing")

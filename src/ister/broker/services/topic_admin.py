@@ -144,7 +144,7 @@ class TopicAdmin(Handlers):
     async def set_subscription_failure_policy(
         self, request: pb.SetSubscriptionFailurePolicyRequest
     ) -> pb.SubscriptionResponse:
-        """Say what a subscription does with messages that are not acknowledged; at once, or once it is made."""
+        """Set the failure policy of a subscription, which need not be created yet."""
         if not request.HasField("failure_policy"):
             raise InvalidRequestError("failure_policy is missing")
         policy = policy_from_wire(request.failure_policy)
@@ -165,7 +165,7 @@ class TopicAdmin(Handlers):
     async def set_subscription_dispatch_config(
         self, request: pb.SetSubscriptionDispatchConfigRequest
     ) -> pb.SubscriptionResponse:
-        """Say how many messages of a subscription may be unacknowledged; at once, or once it is made."""
+        """Set the window of a subscription, which need not be created yet."""
         if not request.HasField("dispatch_config"):
             raise InvalidRequestError("dispatch_config is missing")
         window = request.dispatch_config.max_unacked_messages

@@ -154,48 +154,31 @@ def no_subscription(topic: Topic, name: str) -> NotFoundError:
 
 
 def subscription_to_wire(
-    topic: Topic, subscription: Subscription, window: int, durable: Mapping[str, int]
-) -> pb.Subscription:
-    """Return the state of a subscription; `window` is the broker's, `durable` are the stored cursors."""
-    record = subscription.record
-    found = pb.Subscription(
-        name=subscription.name,
-        type=f"SUBSCRIPTION_TYPE_{record.kind.name}",
-        dispatch=dispatch_of(topic),
-    )
-    reliable = subscription.reliable
-    if reliable is not None:
-        dispatch = reliable.dispatch
-        found.cursor = reliable.cursor
-        found.durable_cursor = durable.get(subscription.name, 0)
-        found.lag = max(0, topic.next_offset - reliable.cursor)
-        found.unacked = dispatch.unacked
-        found.waiting = dispatch.waiting
-        found.redelivered = dispatch.redelivered
-        found.window = record.window or window
-        found.blocked = dispatch.blocked
-        found.failure_policy.CopyFrom(policy_to_v1(record.failure_policy or FailurePolicy()))
-    else:
-        found.waiting = sum(len(c.stream.outbox) for c in subscription.consumers.values() if c.stream is not None)
-    found.consumers.extend(_consumer(subscription, consumer) for _, consumer in sorted(subscription.consumers.items()))
-    return found
-
-
-def dormant_subscription_to_wire(
     topic: Topic, name: str, record: SubscriptionRecord, window: int, durable: Mapping[str, int]
 ) -> pb.Subscription:
-    """Return the stored state of a subscription that is not served here."""
-    cursor = durable.get(name, 0)
-    return pb.Subscription(
-        name=name,
-        type=f"SUBSCRIPTION_TYPE_{record.kind.name}",
-        dispatch=dispatch_of(topic),
-        cursor=cursor,
-        durable_cursor=cursor,
-        lag=max(0, topic.next_offset - cursor),
-        window=record.window or window,
-        failure_policy=policy_to_v1(record.failure_policy or FailurePolicy()),
-    )
+    """Return the state of a subscription, the stored one if it is not served here.
+
+    `window` is the broker's, `durable` are the stored cursors.
+    """
+    found = pb.Subscription(name=name, type=f"SUBSCRIPTION_TYPE_{record.kind.name}", dispatch=dispatch_of(topic))
+    served = topic.subscriptions.get(name)
+    reliable = None if served is None else served.reliable
+    if served is None or reliable is not None:
+        found.durable_cursor = durable.get(name, 0)
+        found.cursor = found.durable_cursor if reliable is None else reliable.cursor
+        found.lag = max(0, topic.next_offset - found.cursor)
+        found.window = record.window or window
+        found.failure_policy.CopyFrom(policy_to_v1(record.failure_policy or FailurePolicy()))
+    else:
+        found.waiting = sum(len(c.stream.outbox) for c in served.consumers.values() if c.stream is not None)
+    if reliable is not None:
+        found.unacked = reliable.dispatch.unacked
+        found.waiting = reliable.dispatch.waiting
+        found.redelivered = reliable.dispatch.redelivered
+        found.blocked = reliable.dispatch.blocked
+    if served is not None:
+        found.consumers.extend(_consumer(served, consumer) for _, consumer in sorted(served.consumers.items()))
+    return found
 
 
 def _consumer(subscription: Subscription, consumer: Consumer) -> pb.Consumer:

@@ -13,13 +13,12 @@ import structlog
 
 from ister.broker.settings import NAMESPACES
 from ister.broker.topics.dead_letters import UnknownDeadLetterError, dead_letter_message, is_stored
-from ister.broker.topics.expiry import sweep
 from ister.broker.topics.index import TopicIndex
 from ister.broker.topics.namespaces import Namespaces
 from ister.broker.topics.open_topic import TopicRetries, apply_storage_policies, require_table
 from ister.broker.topics.ownership import SubscriptionOwnership
 from ister.broker.topics.records import NamespaceRecord, Records, SubscriptionRecord, TopicRecord
-from ister.broker.topics.subscriptions import Subscriptions
+from ister.broker.topics.subscriptions import Subscriptions, sweep
 from ister.broker.topics.table_progress import Pipelines
 from ister.broker.topics.topic import Topic
 from ister.core.errors import (
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from ister.config.policies import Policies
     from ister.core.dispatch.dispatch import DeadLetter
     from ister.core.dispatch.failure import FailurePolicy
-    from ister.core.errors import CursorTakenError
     from ister.ports.clock import Clock
     from ister.storage.factory import WalStorageFactory
     from ister.storage.lake_factory import LakeStorageFactory
@@ -87,9 +85,9 @@ class Broker:
         self.subscriptions = Subscriptions(records, self.ownership, settings.consumer_expiry_s)
         if not factory.read_only:
             factory.set_known_upto(lambda topic, generation: self.pipelines.upto(topic, generation) or 0)
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._sweeping: asyncio.Task[None] | None = None
-        self._retries = TopicRetries(self)
+        self.retries = TopicRetries(self)
         self._loop = asyncio.get_running_loop()
 
     # --- starting and stopping ----------------------------------------------------------------------------------------
@@ -101,7 +99,7 @@ class Broker:
         if not self.factory.read_only:
             await self._recover()
         self._sweeping = asyncio.create_task(sweep(self))
-        self._retries.start()
+        self.retries.start()
         log.info(
             "broker_recovered",
             cluster_name=self.settings.cluster_name,
@@ -164,7 +162,7 @@ class Broker:
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeping
-        await self._retries.stop()
+        await self.retries.stop()
         for topic in self.topics.values():
             topic.close()
         results = await asyncio.gather(
@@ -278,7 +276,7 @@ class Broker:
         self._check_creatable(name)
         self.topics.creating.add(name)
         try:
-            created_at_ms = self._clock.wall_us() // 1000
+            created_at_ms = self.clock.wall_us() // 1000
             record = TopicRecord(
                 reliable=reliable, topic_schema=TopicSchema(subject=subject), created_at_ms=created_at_ms
             )
@@ -349,7 +347,7 @@ class Broker:
             await self._remove_stored(topic.name, reliable=topic.reliable)
         except IsterError as error:
             topic.set_problem(error)
-            self._retries.retry_soon()
+            self.retries.retry_soon()
             raise
         await self.ownership.release_topic(topic)
         self.forget(topic)
@@ -433,16 +431,7 @@ class Broker:
         if policies.ack_level == "cloud" and not self.factory.config.upload.enabled:
             raise PreconditionError("ack_level cloud needs the uploader; enable wal_cloud.uploader")
 
-    # --- called by topics ---------------------------------------------------------------------------------------------
-
-    def wall_us(self) -> int:
-        """Return the wall-clock time in microseconds."""
-        return self._clock.wall_us()
-
-    async def wait_in_table(self, topic: Topic, upto: int) -> None:
-        """Return once the topic's table has everything below `upto`; the pipeline is woken for it."""
-        timeout_s = topic.policies.ack_timeout_ms / 1000
-        await self.pipelines.wait_upto(topic.name, topic.generation, upto, timeout_s)
+    # --- dead letters -------------------------------------------------------------------------------------------------
 
     async def store_dead_letter(
         self,
@@ -474,12 +463,3 @@ class Broker:
             pass  # it is in the log; storing it again would make a second copy
         except UnknownOutcomeError as error:
             raise UnknownDeadLetterError(target.text, start, str(error)) from error
-
-    def met_problem(self) -> None:
-        """Retry soon to open topics that have a problem: a client requested one."""
-        self._retries.retry_soon()
-
-    async def cursors_taken(self, topic: Topic, error: CursorTakenError) -> bool:
-        """Resume from cursors that another broker has saved; return False if there is no other broker."""
-        log.warning("cursors_taken", topic=topic.text, cause=str(error))
-        return await self.ownership.cursors_taken(topic)
