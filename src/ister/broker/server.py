@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.broker.cluster.read_only import for_readers
+from ister.broker.cluster.read_only import TopicSync, for_readers
 from ister.broker.cluster.subscription_leases import Leased, announce_owner, owner_of
-from ister.broker.cluster.topic_sync import TopicSync
-from ister.broker.metrics.dependencies import Dependencies, probes_of
 from ister.broker.metrics.exposition import Metrics
-from ister.broker.metrics.routes import Readiness, routes
+from ister.broker.metrics.health import Dependencies, Readiness, probes_of, routes
 from ister.broker.process import GcTuning, LoopLag, map_large_buffers
 from ister.broker.registry.store import SchemaStore
 from ister.broker.registry.validation import Validation
@@ -122,7 +120,7 @@ class Serving:
         degraded = {*self._dependencies.failing, *(["uploads"] if stopped else [])}
         return Readiness(
             missing=tuple(self._missing),
-            draining=self.broker.draining,
+            draining=self.broker.topics.draining,
             topics=len(topics) - len(problems),
             problems=problems,
             degraded=sorted(degraded),

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ister.broker.cluster.read_only import for_readers
+from ister.broker.cluster.read_only import TopicSync, for_readers
 from ister.broker.cluster.subscription_leases import Leased
-from ister.broker.cluster.topic_sync import TopicSync
 from ister.broker.methods import METHODS, ReadOnly
 from ister.broker.registry.store import SchemaStore
 from ister.broker.services.broker_admin import BrokerAdmin

@@ -50,7 +50,7 @@ class BrokerAdmin(Handlers):
             broker_role="Cluster_Leader",
             admin_addr=broker.admin_url,
             metrics_addr=broker.metrics_url,
-            broker_status="draining" if broker.draining else "active",
+            broker_status="draining" if broker.topics.draining else "active",
         )
         return pb.BrokerListResponse(brokers=[this])
 

@@ -37,9 +37,8 @@ class Discovery(Handlers):
         broker = self._broker
         match request.client:
             case pb.HealthCheckRequest.ClientType.Producer:
-                known = (
-                    not broker.draining and not broker.factory.read_only and broker.topics.refresh_producer(request.id)
-                )
+                refused = broker.topics.draining or broker.factory.read_only
+                known = not refused and broker.topics.refresh_producer(request.id)
             case pb.HealthCheckRequest.ClientType.Consumer:
                 known = broker.subscriptions.refresh_consumer(request.id)
             case other:

@@ -77,13 +77,12 @@ class ProducerService(Handlers):
 
     async def _bind(self, topic: Topic, subject: str) -> None:
         """Bind a topic to the schema subject of its first producer that has one; raise for another subject."""
-        present = topic.record.topic_schema.subject
-        if present is None:
+        if topic.record.topic_schema.subject is None:
             self._check_registered(subject)
             await self._broker.change_schema(
                 topic.name, lambda schema: schema if schema.subject is not None else replace(schema, subject=subject)
             )
-            present = topic.record.topic_schema.subject
+        present = topic.record.topic_schema.subject
         if present != subject:
             raise PreconditionError(f"topic {topic.text} has the schema subject {present}; cannot use {subject}")
 

@@ -93,7 +93,7 @@ class Broker:
     # --- starting and stopping ----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Recover every topic and every subscription; those of a read-only broker are opened by cluster/topic_sync.py."""
+        """Recover every topic and every subscription; those of a read-only broker are opened by cluster/read_only.py."""
         await self.namespaces.load()
         await self.pipelines.load()
         if not self.factory.read_only:
@@ -148,11 +148,6 @@ class Broker:
         """Set the addresses of the ports; a configured `broker_url` stays."""
         self.url = self.settings.broker_url or url
         self.admin_url, self.metrics_url = admin_url, metrics_url
-
-    @property
-    def draining(self) -> bool:
-        """True once the broker stops."""
-        return self.topics.draining
 
     async def drain(self, timeout_s: float) -> None:
         """End every stream, save every cursor and close every topic; uploads get the rest of the time."""

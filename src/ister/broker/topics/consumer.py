@@ -102,11 +102,6 @@ class Consumer:
         if self.take_overs == TAKE_OVERS_LOGGED:
             log.warning("consumer_contended", topic=topic, subscription=subscription, consumer=self.name)
 
-    def renew(self, filters: tuple[str, ...], now: float) -> None:
-        """Restart the grace period of a consumer that subscribed again."""
-        self.filters = filters
-        self.left_at = self.seen = now
-
     def is_expired(self, now: float, expiry_s: float) -> bool:
         """Return True if it has no stream and sent nothing for `expiry_s`."""
         return self.stream is None and now - max(self.left_at, self.seen) > expiry_s
@@ -146,13 +141,12 @@ class ConsumerSet(dict[str, Consumer]):
 
     def join(self, number: int, name: str, filters: tuple[str, ...]) -> Consumer:
         """Add a consumer; the stream of one that is known already ends."""
-        consumer = self.get(name)
+        consumer, now = self.get(name), self._loop.time()
         if consumer is None:
-            now = self._loop.time()
             consumer = self[name] = self.by_id[number] = Consumer(number, name, filters, now, now)
         else:
             self.drop_stream(consumer)
-            consumer.renew(filters, self._loop.time())
+            consumer.filters, consumer.left_at, consumer.seen = filters, now, now
         return consumer
 
     def leave(self, consumer: Consumer) -> None:

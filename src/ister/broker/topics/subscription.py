@@ -430,7 +430,10 @@ class ReliableSubscription:
                 continue
             self._ahead = await reader.read()
             self._ahead_at = 0
-            self._read_succeeded()
+            self._failures = 0
+            if self.problem is not None:
+                self.problem = None
+                log.info("reading_resumed", topic=self._topic.text, subscription=self.name)
             if reader.skipped_upto:
                 self._skip_missing(dispatch, reader.skipped_upto)
             self._settle()
@@ -444,12 +447,6 @@ class ReliableSubscription:
             )
             dispatch.skip_missing(stop, self._loop.time())
             self._topic.cursor_moved()
-
-    def _read_succeeded(self) -> None:
-        self._failures = 0
-        if self.problem is not None:
-            self.problem = None
-            log.info("reading_resumed", topic=self._topic.text, subscription=self.name)
 
     # --- dead letters -------------------------------------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ async def sweep(broker: Broker) -> None:
                 if topic.subscriptions and topic.problem is None and not broker.topics.is_changing(topic.name):
                     await _sweep_topic(broker, topic, now)
             except DrainingError:
-                if broker.draining:
+                if broker.topics.draining:
                     return  # otherwise only this topic is being deleted
             except IsterError as error:
                 log.warning("sweep_failed", topic=topic.text, cause=str(error))
