@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from ister.broker.metrics.exposition import Metrics
-from ister.broker.metrics.readiness import Readiness
-from ister.broker.metrics.routes import routes
+from ister.broker.metrics.health import Readiness, routes
 from ister.broker.process import LoopLag
 from ister.core.dispatch.dispatch import SubscriptionType
 from ister.core.errors import IsterError

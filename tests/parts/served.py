@@ -44,7 +44,7 @@ def serving(directory, port=0, **settings):
         ended = asyncio.Event()
         async with BrokerWorld(directory).broker(**settings) as client:
             services = [
-                client.producing.service(),
+                *client.producing.services(),
                 *client.discovery.services(),
                 *IsterStorage(client.broker).services(),
             ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from google.protobuf.message_factory import GetMessageClass
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import ServiceDescriptor
     from google.protobuf.message import Message
 
+    from ister.broker.topics.broker import Broker
     from ister.transport.service import Method
 
 
@@ -123,6 +124,19 @@ METHODS: Final[Mapping[str, Properties]] = {
     "danube_admin.TopicAdmin/SetSubscriptionDispatchConfig": Properties(finishes=True, read_only=REFRESHED),
     "danube_admin.TopicAdmin/GetSubscriptionDispatchConfig": Properties(read_only=REFRESHED),
 }
+
+
+class Handlers:
+    """Base of the handlers of a broker's gRPC services."""
+
+    descriptors: ClassVar[tuple[ServiceDescriptor, ...]]
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def services(self) -> tuple[Service, ...]:
+        """Return the services."""
+        return tuple(build_service(descriptor, self) for descriptor in self.descriptors)
 
 
 def build_service(

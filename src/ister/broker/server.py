@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.broker.cluster.read_only import for_readers
+from ister.broker.cluster.read_only import TopicSync, for_readers
 from ister.broker.cluster.subscription_leases import Leased, announce_owner, owner_of
-from ister.broker.cluster.topic_sync import TopicSync
-from ister.broker.metrics.dependencies import Dependencies, probes_of
 from ister.broker.metrics.exposition import Metrics
-from ister.broker.metrics.readiness import Readiness
-from ister.broker.metrics.routes import routes
+from ister.broker.metrics.health import Dependencies, Readiness, probes_of, routes
 from ister.broker.process import GcTuning, LoopLag, map_large_buffers
 from ister.broker.registry.store import SchemaStore
 from ister.broker.registry.validation import Validation
@@ -37,7 +34,7 @@ from ister.broker.services.storage import StorageService
 from ister.broker.services.topic_admin import TopicAdmin
 from ister.broker.status import status_of
 from ister.broker.topics.broker import Broker
-from ister.broker.topics.ownership import Alone
+from ister.broker.topics.ownership import SubscriptionOwnership
 from ister.broker.topics.records import Records
 from ister.config.validators import reachable_host
 from ister.transport.http1 import HttpServer
@@ -80,8 +77,8 @@ class Listening:
     admin_url: str
     metrics_url: str | None
     topics: int
-    problems: Mapping[str, str] = field(default_factory=dict)
-    has_pipeline: Callable[[], bool] = lambda: False
+    problems: Mapping[str, str]
+    has_pipeline: Callable[[], bool]
     """Returns True while a pipeline is registered."""
 
 
@@ -109,8 +106,7 @@ class Serving:
         self._dependencies = dependencies
         self._topic_sync = topic_sync
         self._missing: list[str] = ["recovery"]
-        self._data: Server | None = None
-        self._admin: Server | None = None
+        self._servers: list[Server] = []
 
     def topics(self) -> Iterable[Topic]:
         """Return every topic."""
@@ -124,7 +120,7 @@ class Serving:
         degraded = {*self._dependencies.failing, *(["uploads"] if stopped else [])}
         return Readiness(
             missing=tuple(self._missing),
-            draining=self.broker.draining,
+            draining=self.broker.topics.draining,
             topics=len(topics) - len(problems),
             problems=problems,
             degraded=sorted(degraded),
@@ -166,17 +162,16 @@ class Serving:
             await self.broker.start()
             self._missing = ["ports"]
             try:
-                self._data = await self._listen(services[0], ports.broker)
-                self.broker.url = self.broker.url or f"http://{reachable_host(ports.host)}:{self._data.port}"
-                self._admin = await self._listen(services[1], ports.admin)
+                url = await self._listen(services[0], ports.broker)
+                self.broker.set_addresses(url)
+                admin_url = await self._listen(services[1], ports.admin)
                 if announce is not None:
                     await announce(self.broker.url)
                 self._missing = []
                 gc_tuning.start()
                 topics = self.broker.topics.values()
                 problems = {topic.text: str(topic.problem) for topic in topics if topic.problem is not None}
-                admin_url = f"http://{reachable_host(ports.host)}:{self._admin.port}"
-                self.broker.admin_url, self.broker.metrics_url = admin_url, metrics_url or ""
+                self.broker.set_addresses(url, admin_url, metrics_url or "")
                 has_pipeline = self.broker.pipelines.has_owner
                 ready(Listening(self.broker.url, admin_url, metrics_url, len(topics), problems, has_pipeline))
                 await stop.wait()
@@ -185,9 +180,10 @@ class Serving:
             finally:
                 await self._drain()
 
-    async def _listen(self, services: list[Service], port: int) -> Server:
+    async def _listen(self, services: list[Service], port: int) -> str:
+        """Open a port; return its URL."""
         ports = self._ports
-        return await bind(
+        server = await bind(
             services,
             host=ports.host,
             port=port,
@@ -197,21 +193,22 @@ class Serving:
             keepalive_timeout_s=ports.keepalive_timeout_s,
             rpcs=self.rpcs,
         )
+        self._servers.append(server)
+        return f"http://{reachable_host(ports.host)}:{server.port}"
 
     async def _drain(self) -> None:
         """Stop the servers, then sync everything, then upload what time allows."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        self.broker.begin_drain()
+        self.broker.topics.begin_drain()
         if self._topic_sync is not None:
             await self._topic_sync.stop()
         grace_s = self._ports.drain_timeout_s / 5
         # Calls that wait for a table are answered before calls are cancelled: clients retry cancelled ones.
         ending = loop.call_later(grace_s / 2, self.broker.pipelines.end)
-        servers = [server for server in (self._data, self._admin) if server is not None]
-        for server in servers:
+        for server in self._servers:
             server.drain()
-        await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
         ending.cancel()
         left_s = self._ports.drain_timeout_s - (loop.time() - began)
         await self.broker.drain(left_s)
@@ -237,15 +234,15 @@ async def serve(
     root = factory.config.root_prefix
     schemas = SchemaStore(metadata, root)
     await schemas.load()
-    ownership = partial(Leased, metadata=metadata) if shares_subscriptions else Alone
+    ownership = partial(Leased, metadata=metadata) if shares_subscriptions else SubscriptionOwnership
     broker = Broker(settings, factory, Records(metadata, root), schemas, ownership=ownership)
     topic_sync = TopicSync(broker, factory) if factory.read_only else None
     registry = SchemaRegistry(schemas, broker)
     validation = Validation(schemas)
     producing = ProducerService(broker, validation)
     data = [
-        producing.service(),
-        ConsumerService(broker).service(),
+        *producing.services(),
+        *ConsumerService(broker).services(),
         *Discovery(broker).services(),
         *StorageService(broker).services(),
         registry.service(),

@@ -171,7 +171,8 @@ def status_of(error: Exception) -> tuple[StatusCode, str]:
         if kind in STATUSES:
             code, words = STATUSES[kind]
             text = str(error) if words is OWN else words.format_map({**vars(error), "place": _place(error)})
-            return code, _fit(text)
+            # Truncated to what a header holds; what UTF-8 cannot encode is escaped.
+            return code, text.encode(errors="backslashreplace")[:TEXT_BYTES_MAX].decode(errors="ignore")
     return StatusCode.INTERNAL, INTERNAL_TEXT
 
 
@@ -182,8 +183,3 @@ def _place(error: Exception) -> str:
     if start < 0:
         return ""
     return f" at offset {start}" if stop <= start else f": offsets [{start}, {stop})"
-
-
-def _fit(text: str) -> str:
-    """Truncate a text to what a header holds, and escape what UTF-8 cannot encode."""
-    return text.encode(errors="backslashreplace")[:TEXT_BYTES_MAX].decode(errors="ignore")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -40,28 +41,24 @@ TOO_MUCH: Final = "the broker has more requests than it can keep; try again"
 log = structlog.get_logger()
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """A call in progress."""
 
-    __slots__ = (
-        "_timer", "body", "budget", "expired", "inbox", "is_stalled", "method", "peer", "stream", "task", "trailing",
-    )  # fmt: skip
-
-    def __init__(self, stream: Stream, method: BoundMethod, budget: ConnectionBudget, peer: str) -> None:
-        self.stream = stream
-        self.method = method
-        self.budget = budget
-        self.peer = peer
-        """The client's address, for logs."""
-        self.body: bytes | bytearray | None = None
-        """The received part of a request that does not run yet."""
-        self.inbox: asyncio.Queue[bytes | None] | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.expired = False
-        self.is_stalled = False
-        """Whether no data came since the last check."""
-        self.trailing: tuple[tuple[str, str], ...] = ()
-        self._timer: asyncio.TimerHandle | None = None
+    stream: Stream
+    method: BoundMethod
+    budget: ConnectionBudget
+    peer: str
+    """The client's address, for logs."""
+    body: bytes | bytearray | None = None
+    """The received part of a request that does not run yet."""
+    inbox: asyncio.Queue[bytes | None] | None = None
+    task: asyncio.Task[None] | None = None
+    expired: bool = False
+    is_stalled: bool = False
+    """Whether no data came since the last check."""
+    trailing: tuple[tuple[str, str], ...] = ()
+    _timer: asyncio.TimerHandle | None = None
 
     # --- for the handler (transport.service.Call) ---------------------------------------------------------------------
 
@@ -376,7 +373,7 @@ class Calls:
         self.count(call.method.name, code.name)
         if text is INTERNAL_TEXT:
             log.error("call_failed", call=call.method.name, exc_info=error)
-        elif _refers_to_log(text):
+        elif "log says" in text:  # the client is referred to the log
             log.warning("call_refused", call=call.method.name, error=type(error).__name__, cause=str(error))
         call.end(code, text)
 
@@ -423,8 +420,3 @@ class Calls:
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=CUT_S)
-
-
-def _refers_to_log(text: str) -> bool:
-    """Return True if the client is referred to the log, so that the error must be logged."""
-    return "log says" in text

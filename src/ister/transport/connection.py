@@ -139,7 +139,11 @@ class ServerConnection(asyncio.Protocol):
         self._connection = Http2Connection(self, self._wake)
         self._budget = self._calls.budget.connect(self._connection)
         if not self._limiter.try_acquire(self, self._address):
-            self._refuse()
+            # Beyond the limit: closed without an HTTP/2 frame.
+            if self._limiter.may_close_gracefully(self.lost):
+                self.close()
+            else:
+                self.abort()
             return
         timeout_s = min(HANDSHAKE_TIMEOUT_S, self._keepalive.interval_s + self._keepalive.timeout_s)
         self._timer = self._loop.call_later(timeout_s, self._check_handshake)
@@ -253,13 +257,6 @@ class ServerConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once."""
         self._transport.abort()
-
-    def _refuse(self) -> None:
-        """Close a connection beyond the limit, without an HTTP/2 frame."""
-        if self._limiter.may_close_gracefully(self.lost):
-            self.close()
-        else:
-            self.abort()
 
     def _stop_timers(self) -> None:
         for timer in (self._timer, self._stall_timer):

@@ -7,6 +7,7 @@ reference to a request is held here once its handler has it.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
@@ -40,51 +41,41 @@ YIELD_AFTER_MESSAGES: Final = 64
 """Consecutive messages of a stream before it yields to the event loop."""
 
 
+@dataclass(frozen=True, slots=True)
 class BoundMethod:
     """A bound method."""
 
-    __slots__ = ("answer", "buffers_request", "is_long_lived", "limit", "name", "reply", "request")
-
-    def __init__(
-        self,
-        name: str,
-        request: type[Message],
-        limit: int,
-        *,
-        answer: Answering | None = None,
-        reply: Replying | None = None,
-        buffers_request: bool = True,
-        is_long_lived: bool = False,
-    ) -> None:
-        self.name = name
-        self.request = request.DESCRIPTOR.full_name
-        self.limit = limit
-        """Maximum bytes of a message."""
-        self.answer = answer
-        """Runs the handler in a task; `reply`, set instead for prompt methods, runs it at once."""
-        self.reply = reply
-        self.buffers_request = buffers_request
-        """Whether the handler runs when the request is complete; if not, at once, with the call's `inbox`."""
-        self.is_long_lived = is_long_lived
-        """Whether it may run until shutdown, which then cancels it."""
+    name: str
+    request: str
+    """The name of the request's message type."""
+    limit: int
+    """Maximum bytes of a message."""
+    answer: Answering | None = None
+    """Runs the handler in a task; `reply`, set instead for prompt methods, runs it at once."""
+    reply: Replying | None = None
+    buffers_request: bool = True
+    """Whether the handler runs when the request is complete; if not, at once, with the call's `inbox`."""
+    is_long_lived: bool = False
+    """Whether it may run until shutdown, which then cancels it."""
 
 
 def bind_method(calls: Calls, name: str, method: Method) -> BoundMethod:
     """Return the bound method."""
     most = calls.message_bytes_max
     limit = min(most, REQUEST_BYTES_MAX)
+    request = method.request.DESCRIPTOR.full_name
     match method:
         case Unary():
             limit = most if method.large else limit
-            return BoundMethod(name, method.request, limit, answer=_unary(calls, name, method, limit))
+            return BoundMethod(name, request, limit, answer=_unary(calls, name, method, limit))
         case Prompt():
-            return BoundMethod(name, method.request, limit, reply=_prompt(calls, name, method, limit))
+            return BoundMethod(name, request, limit, reply=_prompt(calls, name, method, limit))
         case ServerStream():
             limit = min(most, STREAM_REQUEST_BYTES_MAX)
-            return BoundMethod(name, method.request, limit, answer=_stream(calls, method, limit), is_long_lived=True)
+            return BoundMethod(name, request, limit, answer=_stream(calls, method, limit), is_long_lived=True)
         case BidirectionalStream():
             answer = _bidirectional(calls, method, limit)
-            return BoundMethod(name, method.request, limit, answer=answer, buffers_request=False, is_long_lived=True)
+            return BoundMethod(name, request, limit, answer=answer, buffers_request=False, is_long_lived=True)
 
 
 def too_large(name: str, size: int, limit: int) -> InvalidRequestError:

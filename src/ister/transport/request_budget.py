@@ -67,17 +67,6 @@ class RequestBudget:
                 return largest
         return budget.newest_excess()
 
-    def stall(self, budget: ConnectionBudget) -> None:
-        """Remember a connection whose window is withheld."""
-        self.stalled[budget] = None
-
-    def unstall(self, budget: ConnectionBudget) -> bool:
-        """Return True if the connection's window was withheld until now."""
-        if budget not in self.stalled:
-            return False
-        del self.stalled[budget]
-        return True
-
 
 class ConnectionBudget:
     """The requests of one connection."""
@@ -188,6 +177,7 @@ class ConnectionBudget:
         """Withhold the window of a connection over its budget; grant it when under, or when nothing of it would end."""
         if self._bytes > self.pending_bytes and (self._waiting or self._bytes > CONNECTION_BYTES_MAX):
             self._connection.pause_window()
-            self._total.stall(self)
-        elif self._total.unstall(self):
+            self._total.stalled[self] = None
+        elif self in self._total.stalled:
+            del self._total.stalled[self]
             self._connection.resume_window()

@@ -19,8 +19,7 @@ import structlog
 from ister.core.errors import BusyError, InvalidConfigError
 from ister.transport.call import Calls
 from ister.transport.connection import CLOSING_S, ConnectionLimiter, Keepalive, ServerConnection
-from ister.transport.health import Health
-from ister.transport.reflection import reflection
+from ister.transport.standard_services import Health, reflection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,9 +109,8 @@ async def serve(
     """
     health = Health(service.name for service in services)
     calls = Calls(message_bytes_max, {} if rpcs is None else rpcs, describe_error)
-    standard = [health.service]
-    standard.append(reflection([service.name for service in (*services, health.service)]))
-    for service in (*services, *standard):
+    described = (*services, health.service)
+    for service in (*described, reflection(service.name for service in described)):
         for method in service.methods:
             calls.bind(f"{service.name}/{method.name}", method)
     keepalive = Keepalive(keepalive_s, keepalive_timeout_s, PING_INTERVAL_MS_MIN / 1000)

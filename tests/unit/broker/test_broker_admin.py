@@ -108,14 +108,14 @@ def test_this_broker_is_the_only_one_and_leads(tmp_path):
     async def story():
         world = AdminWorld(tmp_path)
         async with world.asker(broker_url="http://host:6650") as asker:
-            asker.broker.admin_url, asker.broker.metrics_url = "http://host:50051", "http://host:9040"
+            asker.broker.set_addresses(asker.broker.url, "http://host:50051", "http://host:9040")
             (this,) = (await asker.ask(f"{BROKERS}/ListBrokers")).brokers
             assert this.broker_addr == "http://host:6650"
             assert (this.admin_addr, this.metrics_addr) == ("http://host:50051", "http://host:9040")
             assert (this.broker_role, this.broker_status) == ("Cluster_Leader", "active")
             assert 0 < int(this.broker_id) < 2**63
             assert (await asker.ask(f"{BROKERS}/GetLeaderBroker")).leader == this.broker_id
-            asker.broker.begin_drain()
+            asker.broker.topics.begin_drain()
             (draining,) = (await asker.ask(f"{BROKERS}/ListBrokers")).brokers
             assert draining.broker_status == "draining"
         async with world.asker(broker_url="http://host:6650") as asker:

@@ -138,7 +138,7 @@ def test_a_topic_that_is_damaged_is_not_opened_again_and_again(tmp_path):
             topic.set_storage(None, CorruptLogError("f", 0, 0, "rot"))
             with pytest.raises(CorruptLogError):
                 await client.producer(T)
-            assert client.broker._retries._waiting() == []
+            assert client.broker.retries._waiting() == []
 
     run(act())
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from ister.broker.status import status_of
-from ister.broker.topics import expiry as sweeping
 from ister.broker.topics import subscription as subscription_module
+from ister.broker.topics import subscriptions as sweeping
 from ister.broker.topics.records import SubscriptionRecord
 from ister.core.dispatch.failure import FailurePolicy, Poison
 from ister.core.errors import BusyError, DrainingError

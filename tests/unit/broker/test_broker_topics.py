@@ -159,8 +159,8 @@ def test_a_topic_that_is_being_made_gets_the_policies_that_its_namespace_is_give
             broker = client.broker
             open_storage, begun, go_on = broker._open_storage, asyncio.Event(), asyncio.Event()
 
-            async def slow(topic):
-                found = await open_storage(topic)
+            async def slow(topic, storage):
+                found = await open_storage(topic, storage)
                 begun.set()
                 await go_on.wait()
                 return found

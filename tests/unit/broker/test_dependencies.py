@@ -5,10 +5,8 @@ import json
 
 import pytest
 
-from ister.broker.metrics import dependencies
-from ister.broker.metrics.dependencies import Dependencies, probes_of
-from ister.broker.metrics.readiness import Readiness
-from ister.broker.metrics.routes import readiness_response
+from ister.broker.metrics import health as dependencies
+from ister.broker.metrics.health import Dependencies, Readiness, probes_of, readiness_response
 from ister.broker.registry.validation import Validation
 from ister.broker.server import Ports, Serving
 from ister.broker.services.producer import ProducerService

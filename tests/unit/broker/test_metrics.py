@@ -15,7 +15,7 @@ from ister import __version__
 from ister.broker.metrics import exposition as metrics
 from ister.broker.metrics.exposition import chosen_format, service_label
 from ister.broker.metrics.families import LOG, READS, RELIABLE, SUBSCRIPTION, TOPIC, UPLOADS
-from ister.broker.metrics.readiness import Readiness
+from ister.broker.metrics.health import Readiness
 from ister.broker.process import INTERVAL_S, WINDOW_S, LoopLag
 from ister.core.errors import DiskFullError
 from ister.core.histogram import Histogram

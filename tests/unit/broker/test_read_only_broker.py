@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ister.broker.cluster.read_only import for_readers
+from ister.broker.cluster.read_only import TopicSync, for_readers
 from ister.broker.cluster.subscription_leases import Leased
-from ister.broker.cluster.topic_sync import TopicSync
 from ister.broker.methods import METHODS, ReadOnly
 from ister.broker.registry.store import SchemaStore
 from ister.broker.services.broker_admin import BrokerAdmin
@@ -505,7 +504,7 @@ async def test_every_call_is_answered_or_refused_and_none_that_is_listed_is_miss
         looked.append(1)
 
     services = [
-        ProducerService(broker, broker).service(), ConsumerService(broker).service(), *Discovery(broker).services(),
+        *ProducerService(broker, broker).services(), *ConsumerService(broker).services(), *Discovery(broker).services(),
         *StorageService(broker).services(), SchemaRegistry(broker, broker).service(),
         *IsterStorage(broker, token=None).services(), *TopicAdmin(broker).services(), *IsterAdmin(broker).services(),
         *NamespaceAdmin(broker).services(), *BrokerAdmin(broker).services(),

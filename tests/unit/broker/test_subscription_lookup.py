@@ -9,8 +9,8 @@ from ister.broker.services import consumer as consuming_module
 from ister.broker.topics import consumer as stream_module
 from ister.broker.topics.consumer import Consumer, Stream
 from ister.broker.topics.dead_letters import dead_letter_message
-from ister.broker.topics.expiry import _sweep_topic
 from ister.broker.topics.records import SubscriptionRecord
+from ister.broker.topics.subscriptions import _sweep_topic
 from ister.config.policies import CompletePolicies, Policies
 from ister.core.dispatch.dispatch import DeadLetter
 from ister.core.dispatch.failure import FailurePolicy, Poison
@@ -200,7 +200,7 @@ def test_streams_of_one_consumer_take_over_from_each_other_later_each_time():
 
     async def act():
         now, takes = asyncio.get_running_loop().time, []
-        consumer = Consumer(1, "c", (), now())
+        consumer = Consumer(1, "c", (), now(), now())
 
         async def keep_coming(until_s):
             while now() < until_s:
@@ -227,7 +227,7 @@ def test_a_stream_that_lasted_is_taken_over_at_once_and_one_that_ended_is_not_wa
 
     async def act():
         loop = asyncio.get_running_loop()
-        consumer = Consumer(1, "c", (), loop.time())
+        consumer = Consumer(1, "c", (), loop.time(), loop.time())
         consumer.stream, consumer.take_overs = Stream(), 2
         await asyncio.sleep(61)
         began = loop.time()

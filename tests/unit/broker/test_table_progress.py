@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import aclosing
 
-from ister.broker.topics.table_progress import Wakeups, Wanted
+from ister.broker.topics.table_progress import Wakeups
 from parts.cloud import run
 
 A, B = ("/default/a", 1), ("/default/b", 1)
@@ -21,11 +21,11 @@ def test_whoever_watches_is_told_what_is_wanted_and_what_comes_to_be_wanted():
         wakeups = Wakeups()
         wakeups.wake(*A, 5)
         async with aclosing(wakeups.watch()) as watch:
-            assert await anext(watch) == Wanted(*A, 5)
+            assert await anext(watch) == (*A, 5)
             asking = asyncio.ensure_future(anext(watch))
             assert await quiet(asking)
             wakeups.wake(*B, 7)
-            assert await asking == Wanted(*B, 7)
+            assert await asking == (*B, 7)
 
     run(story())
 
@@ -38,13 +38,13 @@ def test_many_waiters_of_a_topic_are_one_wakeup_with_the_highest_end():
             await quiet(asking)
             for upto in (3, 9, 6):
                 wakeups.wake(*A, upto)
-            assert await asking == Wanted(*A, 9)
+            assert await asking == (*A, 9)
             asking = asyncio.ensure_future(anext(watch))
             assert await quiet(asking), "9 was told"
             wakeups.wake(*A, 9)
             assert await quiet(asking), "and is not told again"
             wakeups.wake(*A, 10)
-            assert await asking == Wanted(*A, 10)
+            assert await asking == (*A, 10)
 
     run(story())
 
@@ -57,10 +57,10 @@ def test_what_was_reached_wakes_nobody():
         wakeups.reached(*A, 5)
         wakeups.reached(*B, 4)
         async with aclosing(wakeups.watch()) as watch:
-            assert await anext(watch) == Wanted(*B, 5)
+            assert await anext(watch) == (*B, 5)
             wakeups.forget("/default/b")
             wakeups.wake("/default/b", 2, 1)
-            assert await anext(watch) == Wanted("/default/b", 2, 1)
+            assert await anext(watch) == ("/default/b", 2, 1)
 
     run(story())
 
@@ -77,8 +77,8 @@ def test_every_watch_that_there_is_ends_and_a_later_one_begins_anew():
         wakeups.wake(*A, 5)
         await quiet(watches[0])
         wakeups.end()
-        assert await asyncio.gather(*watches) == [[Wanted(*A, 5)]] * 2
+        assert await asyncio.gather(*watches) == [[(*A, 5)]] * 2
         async with aclosing(wakeups.watch()) as watch:
-            assert await anext(watch) == Wanted(*A, 5)
+            assert await anext(watch) == (*A, 5)
 
     run(story())

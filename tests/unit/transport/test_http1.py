@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from ister.broker.metrics.readiness import Readiness
-from ister.broker.metrics.routes import readiness_response
+from ister.broker.metrics.health import Readiness, readiness_response
 from ister.core.errors import CorruptLogError
 from ister.core.names import TopicName
 from ister.transport import http1 as http

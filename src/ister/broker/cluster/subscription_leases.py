@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ister.broker.topics import ids
-from ister.broker.topics.subscription import ReliableSubscription
+from ister.broker.topics.ownership import SubscriptionOwnership
 from ister.core.errors import DrainingError, IsterError, MetadataUnknownError, NotFoundError, PreconditionError
 from ister.core.ownership.subscriptions import (
     Claim,
@@ -175,7 +175,7 @@ class SubscriptionLeases:
             self._lost(held)
 
 
-class Leased:
+class Leased(SubscriptionOwnership):
     """The subscription ownership of one broker among several that share metadata.
 
     A subscription that is not served here is known by its record alone (`Topic.dormant`); its consumers are in `_dormant`,
@@ -183,7 +183,7 @@ class Leased:
     """
 
     def __init__(self, broker: Broker, metadata: Metadata) -> None:
-        self._broker = broker
+        super().__init__(broker)
         self._dormant: dict[int, tuple[Topic, str]] = {}
         root = progress_root(broker.factory.config.root_prefix)
         self._leases = SubscriptionLeases(
@@ -282,8 +282,8 @@ class Leased:
 
     async def stop_serving(self, topic: Topic, name: str) -> None:
         """Save the progress of a subscription, then release its lease. The caller is inside `TopicIndex.changing`."""
-        subscription = topic.subscriptions.get(name)
-        if isinstance(subscription, ReliableSubscription):
+        subscription = topic.reliable_subscriptions().get(name)
+        if subscription is not None:
             self._close(topic, subscription)
             try:
                 await topic.stored.flush()
@@ -349,7 +349,7 @@ class Leased:
             live=len(subscription.consumers.live(now)), idle_s=idle_s, grace_s=self._broker.settings.consumer_grace_s
         )
 
-    def _close(self, topic: Topic, subscription: ReliableSubscription) -> None:
+    def _close(self, topic: Topic, subscription: Subscription) -> None:
         """End all streams of a subscription with an error that makes clients look the topic up again."""
         self._broker.subscriptions.close(topic, subscription, lease_lost(topic.text, subscription.name))
         self.restore(topic, subscription.name, subscription.record)
@@ -357,15 +357,13 @@ class Leased:
     def _lost(self, keys: list[SubscriptionKey]) -> None:
         """Stop serving at once, and save nothing more: other brokers may hold these leases now."""
         for topic_name, name in keys:
+            topic = self._broker.topics.get(str(topic_name))
+            subscription = None if topic is None else topic.reliable_subscriptions().get(name)
+            if topic is None or subscription is None:
+                continue
             try:
-                self._lose(topic_name, name)
+                topic.release_cursor(name)
+                self._close(topic, subscription)
+                log.warning("subscription_lost", topic=topic.text, subscription=name, cursor=subscription.cursor)
             except Exception:  # a bug of ours: the other subscriptions must end all the same
-                log.exception("subscription_not_ended", topic=str(topic_name), subscription=name)
-
-    def _lose(self, topic_name: TopicName, name: str) -> None:
-        topic = self._broker.topics.get(str(topic_name))
-        subscription = None if topic is None else topic.subscriptions.get(name)
-        if topic is not None and isinstance(subscription, ReliableSubscription):
-            topic.release_cursor(name)
-            self._close(topic, subscription)
-            log.warning("subscription_lost", topic=topic.text, subscription=name, cursor=subscription.cursor)
+                log.exception("subscription_not_ended", topic=topic.text, subscription=name)

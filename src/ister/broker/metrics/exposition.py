@@ -27,21 +27,8 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from ister._version import __version__
-from ister.broker.metrics.families import (
-    CHECKED,
-    KIND,
-    LOG,
-    READS,
-    RELIABLE,
-    SUBSCRIPTION,
-    TOPIC,
-    UPLOADS,
-    WRONG,
-    Family,
-    Format,
-    SubscriptionFigures,
-    TopicFigures,
-)
+from ister.broker.metrics import families
+from ister.broker.metrics.families import Family, Format, SubscriptionFigures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -120,8 +107,8 @@ def _escaped(value: str) -> str:
 class _Table(Generic[V]):
     """The samples of several families; `add` appends one object's samples to each."""
 
-    def __init__(self, families: Sequence[Family[V]]) -> None:
-        self._families = [(family, StringIO()) for family in families]
+    def __init__(self, of: Sequence[Family[V]]) -> None:
+        self._families = [(family, StringIO()) for family in of]
         self._lines = [
             (lines.write, f"{family.name}{sample.suffix}{{{sample.label}", sample.read)
             for family, lines in self._families
@@ -137,15 +124,11 @@ class _Table(Generic[V]):
     def blocks(self, form: Format) -> Iterator[bytes]:
         """Yield each family that has samples."""
         for family, lines in self._families:
-            yield from _block(family, lines, form)
-
-
-def _block(family: Family[V], lines: StringIO, form: Format) -> Iterator[bytes]:
-    text = lines.getvalue()
-    if text:
-        yield family.head(form).encode()
-        # An unencodable subscription name must not fail the whole scrape.
-        yield text.encode(errors="replace")
+            text = lines.getvalue()
+            if text:
+                yield family.head(form).encode()
+                # An unencodable subscription name must not fail the whole scrape.
+                yield text.encode(errors="replace")
 
 
 class _Scrape:
@@ -153,15 +136,15 @@ class _Scrape:
 
     def __init__(self, form: Format) -> None:
         self._form = form
-        self._topics = _Table(TOPIC)
-        self._logs = _Table(LOG)
-        self._uploads = _Table(UPLOADS)
-        self._reads = _Table(READS)
-        self._subscriptions = _Table(SUBSCRIPTION)
-        self._reliable = _Table(RELIABLE)
-        self._kinds = StringIO()
-        self._checked = StringIO()
-        self._wrong = StringIO()
+        self._topics = _Table(families.TOPIC)
+        self._logs = _Table(families.LOG)
+        self._uploads = _Table(families.UPLOADS)
+        self._reads = _Table(families.READS)
+        self._subscriptions = _Table(families.SUBSCRIPTION)
+        self._reliable = _Table(families.RELIABLE)
+        self._kinds = _Table((families.KIND,))
+        self._checked = _Table((families.CHECKED,))
+        self._wrong = _Table((families.WRONG,))
         self._topics_left_out = self._subscriptions_left_out = self._subscriptions_shown = 0
         self._loop = asyncio.get_running_loop()
         self._pause_at = self._loop.time() + SLICE_S
@@ -174,8 +157,7 @@ class _Scrape:
             labels = f'topic="{_escaped(topic.text)}"'
             log = topic.log
             subscriptions = list(topic.subscriptions.values())
-            consumers = sum(subscription.connected() for subscription in subscriptions)
-            self._topics.add(TopicFigures(topic, len(subscriptions), consumers), labels)
+            self._topics.add(topic, labels)
             if log is not None:
                 self._add_log(log, labels)
             left = SUBSCRIPTIONS_MAX - self._subscriptions_shown
@@ -188,12 +170,12 @@ class _Scrape:
 
     async def add_schemas(self, counters: ValidationCounters) -> None:
         """Add the counters of schema validation."""
-        for family, lines, label, counts in (
-            (CHECKED, self._checked, "policy", counters.checked),
-            (WRONG, self._wrong, "reason", counters.failed),
+        for table, label, counts in (
+            (self._checked, "policy", counters.checked),
+            (self._wrong, "reason", counters.failed),
         ):
             for (topic, value), count in islice(list(counts.items()), TOPICS_MAX):
-                lines.write(f'{family.name}_total{{topic="{_escaped(topic)}",{label}="{_escaped(value)}"}} {count}\n')
+                table.add(count, f'topic="{_escaped(topic)}",{label}="{_escaped(value)}"')
                 await self._yield_if_due()
 
     def _add_log(self, log: WalStorage, labels: str) -> None:
@@ -207,8 +189,7 @@ class _Scrape:
     def _add_subscription(self, subscription: Subscription, log: WalStorage | None, labels: str) -> None:
         labels = f'{labels},subscription="{_escaped(subscription.name)}"'
         self._subscriptions.add(subscription, labels)
-        kind = subscription.record.kind.name.lower()
-        self._kinds.write(f'{KIND.name}_info{{{labels},type="{kind}"}} 1\n')
+        self._kinds.add(1, f'{labels},type="{subscription.record.kind.name.lower()}"')
         if subscription.reliable is not None and log is not None:
             self._reliable.add(SubscriptionFigures(subscription.reliable, log.next_offset), labels)
 
@@ -230,11 +211,11 @@ class _Scrape:
         return [*pieces, b"".join(small)]
 
     def _blocks(self) -> Iterator[bytes]:
-        for table in (self._topics, self._logs, self._uploads, self._reads, self._subscriptions, self._reliable):
+        for table in (
+            self._topics, self._logs, self._uploads, self._reads, self._subscriptions, self._reliable, self._kinds,
+            self._checked, self._wrong,
+        ):  # fmt: skip
             yield from table.blocks(self._form)
-        yield from _block(KIND, self._kinds, self._form)
-        yield from _block(CHECKED, self._checked, self._form)
-        yield from _block(WRONG, self._wrong, self._form)
         for what, count in (("topics", self._topics_left_out), ("subscriptions", self._subscriptions_left_out)):
             name = f"ister_metrics_{what}_left_out"
             yield f"# HELP {name} Those that are not told one by one.\n# TYPE {name} gauge\n{name} {count}\n".encode()

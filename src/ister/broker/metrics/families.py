@@ -71,14 +71,6 @@ def _summary(name: str, text: str, total: Callable[[V], float], count: Callable[
     return Family(name, "summary", text, (Sample("_sum", "", total), Sample("_count", "", count)))
 
 
-class TopicFigures(NamedTuple):
-    """A topic, and the totals of its subscriptions."""
-
-    topic: Topic
-    subscriptions: int
-    consumers: int
-
-
 class SubscriptionFigures(NamedTuple):
     """A subscription of a reliable topic, and the topic's next offset."""
 
@@ -86,17 +78,21 @@ class SubscriptionFigures(NamedTuple):
     next_offset: int
 
 
-def _has_problem(topic: Topic) -> bool:
-    return topic.problem is not None or (topic.log is not None and topic.log.wal.poison != "")
+def _connected(topic: Topic) -> int:
+    return sum(subscription.connected() for subscription in topic.subscriptions.values())
 
 
-TOPIC: tuple[Family[TopicFigures], ...] = (
-    _counter("danube_topic_messages_in", "Messages taken from producers.", lambda f: f.topic.messages_in),
-    _counter("danube_topic_bytes_in", "Payload bytes taken from producers.", lambda f: f.topic.bytes_in),
-    _gauge("danube_topic_active_producers", "Producers attached.", lambda f: len(f.topic.producers)),
-    _gauge("danube_topic_active_subscriptions", "Subscriptions.", lambda f: f.subscriptions),
-    _gauge("danube_topic_active_consumers", "Consumers with an open stream.", lambda f: f.consumers),
-    _gauge("ister_topic_problem", "1 if something keeps it from serving.", lambda f: int(_has_problem(f.topic))),
+def _has_problem(topic: Topic) -> int:
+    return int(topic.problem is not None or (topic.log is not None and topic.log.wal.poison != ""))
+
+
+TOPIC: tuple[Family[Topic], ...] = (
+    _counter("danube_topic_messages_in", "Messages taken from producers.", lambda t: t.messages_in),
+    _counter("danube_topic_bytes_in", "Payload bytes taken from producers.", lambda t: t.bytes_in),
+    _gauge("danube_topic_active_producers", "Producers attached.", lambda t: len(t.producers)),
+    _gauge("danube_topic_active_subscriptions", "Subscriptions.", lambda t: len(t.subscriptions)),
+    _gauge("danube_topic_active_consumers", "Consumers with an open stream.", _connected),
+    _gauge("ister_topic_problem", "1 if something keeps it from serving.", _has_problem),
 )
 
 LOG: tuple[Family[WalStorage], ...] = (
@@ -180,12 +176,10 @@ RELIABLE: tuple[Family[SubscriptionFigures], ...] = (
     _counter("danube_subscription_dlq", "Messages stored as dead letters.", lambda f: f.reliable.dead_lettered),
 )
 
-# Their label values are known only when samples are written, so they have no samples here.
+# Their last labels are added when samples are written.
 
-CHECKED: Family[None] = Family(
-    "danube_schema_validation", "counter", "Messages checked against their topic's schema.", ()
+CHECKED: Family[int] = _counter("danube_schema_validation", "Messages checked against their topic's schema.", int)
+WRONG: Family[int] = _counter(
+    "danube_schema_validation_failures", "Messages that do not follow it, refused or not.", int
 )
-WRONG: Family[None] = Family(
-    "danube_schema_validation_failures", "counter", "Messages that do not follow it, refused or not.", ()
-)
-KIND: Family[Subscription] = Family("ister_subscription", "info", "A subscription's type.", ())
+KIND: Family[int] = Family("ister_subscription", "info", "A subscription's type.", (Sample("_info", "", int),))

@@ -201,10 +201,11 @@ class SchemaStore:
         if latest is None:
             raise unknown_subject(subject)
         schema = await _parse(self._registry_threads, kind, definition)
+        return await self._incompatibilities(schema, latest, mode or latest.compatibility)
+
+    async def _incompatibilities(self, schema: Schema, latest: SchemaVersion, mode: Compatibility) -> list[str]:
         before = await self.parsed(latest)
-        return await self._registry_threads.run(
-            partial(incompatibilities, schema, before, mode or latest.compatibility)
-        )
+        return await self._registry_threads.run(partial(incompatibilities, schema, before, mode))
 
     async def set_mode(self, subject: str, mode: Compatibility) -> None:
         """Change the compatibility mode of a subject."""
@@ -254,8 +255,7 @@ class SchemaStore:
         latest = subject.latest
         if latest is None or subject.mode is Compatibility.NONE:
             return
-        before = await self.parsed(latest)
-        reasons = await self._registry_threads.run(partial(incompatibilities, schema, before, subject.mode))
+        reasons = await self._incompatibilities(schema, latest, subject.mode)
         if reasons:
             raise PreconditionError(
                 f"schema subject {subject.name} is {subject.mode}, and this is not compatible with its version "
@@ -305,10 +305,7 @@ class SchemaStore:
     # --- parts --------------------------------------------------------------------------------------------------------
 
     def _lock(self, subject: str) -> asyncio.Lock:
-        found = self._locks.get(subject)
-        if found is None:
-            found = self._locks[subject] = asyncio.Lock()
-        return found
+        return self._locks.setdefault(subject, asyncio.Lock())
 
     def _prefix(self, subject: str) -> str:
         return f"{self._root}/subjects/{quote(subject, safe='')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.broker.topics import ids
 from ister.core.errors import UnsupportedError
 from ister.rpc import danube_admin_pb2 as pb
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from ister.broker.topics.broker import Broker
-    from ister.transport.service import Service
 
 ALONE = "this broker is all of its cluster: there is no other that could take anything over"
 NO_NODES = "this broker is all of its cluster: there are no nodes to show, to add or to remove"
@@ -29,21 +28,18 @@ def _refuse(why: str) -> Callable[[object, Message], Awaitable[NoReturn]]:
     return refuse
 
 
-class BrokerAdmin:
+class BrokerAdmin(Handlers):
     """The handlers of danube_admin.BrokerAdmin, and those of ClusterAdmin and SecurityAdmin, which refuse."""
 
+    descriptors = (
+        pb.DESCRIPTOR.services_by_name["BrokerAdmin"],
+        pb.DESCRIPTOR.services_by_name["ClusterAdmin"],
+        pb.DESCRIPTOR.services_by_name["SecurityAdmin"],
+    )
     unload_broker = activate_broker = get_cluster_balance = trigger_rebalance = _refuse(ALONE)
     cluster_status = add_node = promote_node = remove_node = _refuse(NO_NODES)
     create_role = get_role = list_roles = delete_role = _refuse(NO_ROLES)
     create_binding = get_binding = list_bindings = list_all_bindings = delete_binding = _refuse(NO_ROLES)
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def services(self) -> tuple[Service, ...]:
-        """Describe all three services."""
-        named = pb.DESCRIPTOR.services_by_name
-        return tuple(build_service(named[name], self) for name in ("BrokerAdmin", "ClusterAdmin", "SecurityAdmin"))
 
     async def list_brokers(self, _: pb.Empty) -> pb.BrokerListResponse:
         """Return this broker."""
@@ -54,7 +50,7 @@ class BrokerAdmin:
             broker_role="Cluster_Leader",
             admin_addr=broker.admin_url,
             metrics_addr=broker.metrics_url,
-            broker_status="draining" if broker.draining else "active",
+            broker_status="draining" if broker.topics.draining else "active",
         )
         return pb.BrokerListResponse(brokers=[this])
 

@@ -7,19 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
-from danube.proto.DanubeApi_pb2 import (
-    DESCRIPTOR,
-    AckRequest,
-    AckResponse,
-    ConsumerRequest,
-    ConsumerResponse,
-    NackRequest,
-    NackResponse,
-    ReceiveRequest,
-)
+from danube.proto import DanubeApi_pb2 as pb
+from danube.proto.DanubeApi_pb2 import AckResponse, NackResponse
 from danube.proto.DanubeApi_pb2 import StreamMessage as WireMessage
 
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.broker.topics import ids
 from ister.core.dispatch.delivery_id import split_delivery_id, with_delivery_id
 from ister.core.dispatch.dispatch import SubscriptionType
@@ -36,11 +28,11 @@ from ister.core.names import TopicName, check_name
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ister.broker.topics.broker import Broker
     from ister.broker.topics.consumer import Consumer
     from ister.broker.topics.topic import Subscription, Topic
+    from ister.core.dispatch.delivery_id import DeliveryId
     from ister.core.message import StreamMessage
-    from ister.transport.service import Call, Service
+    from ister.transport.service import Call
 
 log = structlog.get_logger()
 
@@ -51,19 +43,14 @@ PAUSE_S = 0.2
 """How long the refusal of a consumer beyond the limits is delayed."""
 
 
-class ConsumerService:
+class ConsumerService(Handlers):
     """The handlers of danube.ConsumerService."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def service(self) -> Service:
-        """Describe the service."""
-        return build_service(DESCRIPTOR.services_by_name["ConsumerService"], self)
+    descriptors = (pb.DESCRIPTOR.services_by_name["ConsumerService"],)
 
     # --- subscribing --------------------------------------------------------------------------------------------------
 
-    async def subscribe(self, request: ConsumerRequest) -> ConsumerResponse:
+    async def subscribe(self, request: pb.ConsumerRequest) -> pb.ConsumerResponse:
         """Add a consumer to a subscription, which is created if need be; the same name replaces itself."""
         name = TopicName.parse(request.topic_name)
         check_name("consumer_name", request.consumer_name)
@@ -80,7 +67,7 @@ class ConsumerService:
             topic.check()
             subscription = await broker.subscriptions.acquire_or_create(topic, request.subscription, kind)
             consumer = await self._join(topic, subscription, kind, request.consumer_name, filters)
-        return ConsumerResponse(
+        return pb.ConsumerResponse(
             request_id=request.request_id, consumer_id=consumer.id, consumer_name=request.consumer_name
         )
 
@@ -118,7 +105,7 @@ class ConsumerService:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    async def receive_messages(self, request: ReceiveRequest, call: Call) -> AsyncIterator[bytes]:
+    async def receive_messages(self, request: pb.ReceiveRequest, call: Call) -> AsyncIterator[bytes]:
         """Deliver messages for as long as the connection lasts, or until the same consumer opens another stream."""
         found = self._broker.subscriptions.consumers.get(request.consumer_id)
         if found is None:
@@ -156,25 +143,23 @@ class ConsumerService:
 
     # --- acknowledging ------------------------------------------------------------------------------------------------
 
-    def ack(self, request: AckRequest) -> AckResponse:
+    def ack(self, request: pb.AckRequest) -> AckResponse:
         """Process an acknowledgement; an unexpected one is no error."""
-        if not request.HasField("msg_id"):
-            raise InvalidRequestError("msg_id is missing")
-        subscription = self._subscription(request.msg_id.topic_name, request.subscription_name)
-        _, delivery = split_delivery_id(request.msg_id.broker_addr)
+        subscription, delivery = self._delivered(request)
         subscription.ack(request.msg_id.topic_offset, delivery)
         return AckResponse(request_id=request.request_id)
 
-    def nack(self, request: NackRequest) -> NackResponse:
+    def nack(self, request: pb.NackRequest) -> NackResponse:
         """Process a negative acknowledgement: schedule redelivery."""
-        if not request.HasField("msg_id"):
-            raise InvalidRequestError("msg_id is missing")
-        subscription = self._subscription(request.msg_id.topic_name, request.subscription_name)
-        _, delivery = split_delivery_id(request.msg_id.broker_addr)
+        subscription, delivery = self._delivered(request)
         subscription.nack(request.msg_id.topic_offset, request.delay_ms, request.reason[:REASON_CHARS_MAX], delivery)
         return NackResponse(request_id=request.request_id)
 
-    def _subscription(self, topic: str, name: str) -> Subscription:
+    def _delivered(self, request: pb.AckRequest | pb.NackRequest) -> tuple[Subscription, DeliveryId | None]:
+        """Return the subscription and the delivery id of an acknowledged message."""
+        if not request.HasField("msg_id"):
+            raise InvalidRequestError("msg_id is missing")
+        topic, name = request.msg_id.topic_name, request.subscription_name
         found = self._broker.topics.get(topic)
         if found is None:
             raise UnknownPlaceError(f"topic {topic[:255]!r} not found")
@@ -184,10 +169,10 @@ class ConsumerService:
             if name in found.dormant:
                 self._broker.ownership.check(found, name)
             raise UnknownPlaceError(f"subscription {name[:255]!r} of topic {found.text} not found")
-        return subscription
+        return subscription, split_delivery_id(request.msg_id.broker_addr)[1]
 
 
-def _filters(request: ConsumerRequest) -> tuple[str, ...]:
+def _filters(request: pb.ConsumerRequest) -> tuple[str, ...]:
     if int(request.subscription_type) != SubscriptionType.KEY_SHARED:
         return ()
     if len(request.key_filters) > FILTERS_MAX:

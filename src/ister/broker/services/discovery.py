@@ -2,65 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from danube.proto import DanubeApi_pb2 as pb
 
-from danube.proto.DanubeApi_pb2 import (
-    DESCRIPTOR,
-    HealthCheckRequest,
-    HealthCheckResponse,
-    TopicLookupRequest,
-    TopicLookupResponse,
-    TopicPartitionsResponse,
-)
-
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.core.errors import InvalidRequestError
 from ister.core.names import TopicName
 
-if TYPE_CHECKING:
-    from ister.broker.topics.broker import Broker
-    from ister.transport.service import Service
 
-
-class Discovery:
+class Discovery(Handlers):
     """The handlers of danube.Discovery and danube.HealthCheck."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    descriptors = (pb.DESCRIPTOR.services_by_name["Discovery"], pb.DESCRIPTOR.services_by_name["HealthCheck"])
 
-    def services(self) -> tuple[Service, ...]:
-        """Describe both services."""
-        return tuple(build_service(DESCRIPTOR.services_by_name[name], self) for name in ("Discovery", "HealthCheck"))
-
-    async def topic_lookup(self, request: TopicLookupRequest) -> TopicLookupResponse:
+    async def topic_lookup(self, request: pb.TopicLookupRequest) -> pb.TopicLookupResponse:
         """Return the address of this broker, which hosts every topic."""
         self._broker.topics.find(request.topic)
         broker = self._broker
         connect_url = broker.settings.connect_url or broker.url
-        return TopicLookupResponse(
+        return pb.TopicLookupResponse(
             request_id=request.request_id,
-            response_type=TopicLookupResponse.LookupType.Connect,
+            response_type=pb.TopicLookupResponse.LookupType.Connect,
             connect_url=connect_url,
             broker_url=broker.url,
             proxy=connect_url != broker.url,
         )
 
-    async def topic_partitions(self, request: TopicLookupRequest) -> TopicPartitionsResponse:
+    async def topic_partitions(self, request: pb.TopicLookupRequest) -> pb.TopicPartitionsResponse:
         """Return a topic, or its partitions in order, or nothing."""
         partitions = self._broker.topics.partitions(TopicName.parse(request.topic))
-        return TopicPartitionsResponse(request_id=request.request_id, partitions=partitions)
+        return pb.TopicPartitionsResponse(request_id=request.request_id, partitions=partitions)
 
-    async def health_check(self, request: HealthCheckRequest) -> HealthCheckResponse:
+    async def health_check(self, request: pb.HealthCheckRequest) -> pb.HealthCheckResponse:
         """Return OK if a client is known; otherwise it has to register again."""
         broker = self._broker
         match request.client:
-            case HealthCheckRequest.ClientType.Producer:
-                known = (
-                    not broker.draining and not broker.factory.read_only and broker.topics.refresh_producer(request.id)
-                )
-            case HealthCheckRequest.ClientType.Consumer:
+            case pb.HealthCheckRequest.ClientType.Producer:
+                refused = broker.topics.draining or broker.factory.read_only
+                known = not refused and broker.topics.refresh_producer(request.id)
+            case pb.HealthCheckRequest.ClientType.Consumer:
                 known = broker.subscriptions.refresh_consumer(request.id)
             case other:
                 raise InvalidRequestError(f"client {other} is neither Producer (0) nor Consumer (1)")
-        status = HealthCheckResponse.ClientStatus.OK if known else HealthCheckResponse.ClientStatus.CLOSE
-        return HealthCheckResponse(status=status)
+        status = pb.HealthCheckResponse.ClientStatus.OK if known else pb.HealthCheckResponse.ClientStatus.CLOSE
+        return pb.HealthCheckResponse(status=status)

@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.broker.methods import build_service
-from ister.broker.services.wire import detail_of, dormant_subscription_to_wire, subscription_to_wire
-from ister.broker.topics.subscription import ReliableSubscription
+from ister.broker.methods import Handlers
+from ister.broker.services.wire import detail_of, no_subscription, subscription_to_wire
 from ister.config.policies import Policies
-from ister.core.errors import InvalidRequestError, NotFoundError, OffsetOutOfRangeError, PreconditionError
+from ister.core.errors import InvalidRequestError, OffsetOutOfRangeError, PreconditionError
 from ister.core.names import TopicName, check_name
 from ister.rpc import ister_v1_pb2 as pb
 
 if TYPE_CHECKING:
-    from ister.broker.topics.broker import Broker
     from ister.broker.topics.topic import Stored, Topic
-    from ister.transport.service import Service
 
 log = structlog.get_logger()
 
@@ -26,15 +23,10 @@ TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: refuses times in another unit than milliseconds."""
 
 
-class IsterAdmin:
+class IsterAdmin(Handlers):
     """The handlers of ister.v1.Admin."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def services(self) -> tuple[Service, ...]:
-        """Describe the service."""
-        return (build_service(pb.DESCRIPTOR.services_by_name["Admin"], self),)
+    descriptors = (pb.DESCRIPTOR.services_by_name["Admin"],)
 
     # --- cursors ------------------------------------------------------------------------------------------------------
 
@@ -46,10 +38,11 @@ class IsterAdmin:
             topic = self._broker.topics.find(request.topic)
             check_name("subscription", request.subscription)
             topic.check()
-            subscription = await self._broker.subscriptions.acquire(topic, request.subscription)
+            found = await self._broker.subscriptions.acquire(topic, request.subscription)
+            if found is None:
+                raise no_subscription(topic, request.subscription)
+            subscription = found.reliable
             if subscription is None:
-                raise _unknown(topic, request.subscription)
-            if not isinstance(subscription, ReliableSubscription):
                 raise PreconditionError(f"topic {topic.text} is not reliable: its subscriptions have no place")
             storage = topic.stored
             cursor = await _cursor_of(storage, request)
@@ -96,7 +89,7 @@ class IsterAdmin:
         topic.check()
         found = {one.name: one for one in await self._subscriptions(topic)}.get(request.subscription)
         if found is None:
-            raise _unknown(topic, request.subscription)
+            raise no_subscription(topic, request.subscription)
         return pb.DescribeSubscriptionResponse(subscription=found)
 
     async def describe_subscriptions(
@@ -123,20 +116,10 @@ class IsterAdmin:
         """Return a topic's subscriptions, sorted by name, including those that are not served here."""
         durable = await topic.stored.cursors() if topic.reliable else {}
         window = self._broker.settings.max_unacked_messages
-        served = {
-            name: subscription_to_wire(topic, subscription, window, durable)
-            for name, subscription in topic.subscriptions.items()
-        }
-        absent = {
-            name: dormant_subscription_to_wire(topic, name, record, window, durable)
-            for name, record in topic.dormant.items()
-            if record.made
-        }
-        return [found for _, found in sorted((absent | served).items())]
-
-
-def _unknown(topic: Topic, name: str) -> NotFoundError:
-    return NotFoundError(f"subscription {name} of topic {topic.text} not found")
+        records = {**topic.dormant, **{name: served.record for name, served in topic.subscriptions.items()}}
+        return [
+            subscription_to_wire(topic, name, records[name], window, durable) for name in topic.subscription_names()
+        ]
 
 
 def _check_target(request: pb.ResetCursorRequest) -> None:

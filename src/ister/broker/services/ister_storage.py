@@ -6,7 +6,7 @@ from contextlib import aclosing
 from hmac import compare_digest
 from typing import TYPE_CHECKING
 
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.broker.services.wire import topic_of
 from ister.config.environment import TOKEN_KEY
 from ister.core.errors import DeniedError, InvalidRequestError, NotFoundError, OffsetOutOfRangeError, PreconditionError
@@ -22,19 +22,17 @@ if TYPE_CHECKING:
     from ister.broker.topics.topic import Topic
     from ister.core.tiers.splits import Split
     from ister.storage.tiered_reader import ObjectTier
-    from ister.transport.service import Call, Service
+    from ister.transport.service import Call
 
 
-class IsterStorage:
+class IsterStorage(Handlers):
     """The handlers of ister.v1.Storage; log files are named only to the holder of `token`."""
 
-    def __init__(self, broker: Broker, *, token: str | None = None) -> None:
-        self._broker = broker
-        self._token = token
+    descriptors = (pb.DESCRIPTOR.services_by_name["Storage"],)
 
-    def services(self) -> tuple[Service, ...]:
-        """Describe the service."""
-        return (build_service(pb.DESCRIPTOR.services_by_name["Storage"], self),)
+    def __init__(self, broker: Broker, *, token: str | None = None) -> None:
+        super().__init__(broker)
+        self._token = token
 
     # --- topics and splits ---------------------------------------------------------------------------------------------
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from danube.proto.DanubeApi_pb2 import (
-    DESCRIPTOR,
-    DispatchStrategy,
-    MessageResponse,
-    ProducerAccessMode,
-    ProducerRequest,
-    ProducerResponse,
-)
-from danube.proto.DanubeApi_pb2 import StreamMessage as WireMessage
+from danube.proto import DanubeApi_pb2 as pb
+from danube.proto.DanubeApi_pb2 import MessageResponse
 
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
+from ister.broker.services.wire import is_reliable
 from ister.core.errors import InvalidRequestError, LevelNotReachedError, NotFoundError, PreconditionError
 from ister.core.histogram import Histogram
 from ister.core.message import NO_ATTRIBUTES, MsgID, StreamMessage
@@ -26,7 +21,7 @@ if TYPE_CHECKING:
     from ister.broker.registry.validation import Validation
     from ister.broker.topics.broker import Broker
     from ister.broker.topics.topic import Topic
-    from ister.transport.service import Call, Service
+    from ister.transport.service import Call
 
 ATTRIBUTES_MAX = 1024
 SAMPLED = 16
@@ -34,30 +29,28 @@ SAMPLED = 16
 SEND_BOUNDS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 5000, 30_000)
 
 
-class ProducerService:
+class ProducerService(Handlers):
     """The handlers of danube.ProducerService."""
 
+    descriptors = (pb.DESCRIPTOR.services_by_name["ProducerService"],)
+
     def __init__(self, broker: Broker, validation: Validation) -> None:
+        super().__init__(broker)
         self.send_ms = Histogram(SEND_BOUNDS_MS)
         """Latency of a sample of messages."""
         self._sent = 0
-        self._broker = broker
         self._validation = validation
         broker.when_forgotten.append(validation.forget)
 
-    def service(self) -> Service:
-        """Describe the service."""
-        return build_service(DESCRIPTOR.services_by_name["ProducerService"], self)
-
-    async def create_producer(self, request: ProducerRequest, call: Call) -> ProducerResponse:
+    async def create_producer(self, request: pb.ProducerRequest, call: Call) -> pb.ProducerResponse:
         """Attach a producer to a topic; the same name gets the same id.
 
         A topic that does not exist is created, unless the client means one generation of it.
         """
         name = TopicName.parse(request.topic_name)
         check_name("producer_name", request.producer_name)
-        reliable = _reliable(request.dispatch_strategy)
-        if request.producer_access_mode not in ProducerAccessMode.values():
+        reliable = is_reliable(request.dispatch_strategy)
+        if request.producer_access_mode not in pb.ProducerAccessMode.values():
             raise InvalidRequestError(f"producer_access_mode {request.producer_access_mode} is none of the known ones")
         subject = request.schema_ref.subject if request.HasField("schema_ref") else ""
         broker = self._broker
@@ -75,20 +68,21 @@ class ProducerService:
             raise PreconditionError(f"topic {name} is {has}; a {wants} producer cannot be attached to it")
         if subject:
             await self._bind(topic, subject)
-        exclusive = request.producer_access_mode == ProducerAccessMode.Exclusive
+        exclusive = request.producer_access_mode == pb.ProducerAccessMode.Exclusive
         producer = topic.attach(request.producer_name, exclusive=exclusive)
         call.trail(GENERATION_KEY, str(topic.generation))
-        return ProducerResponse(
+        return pb.ProducerResponse(
             request_id=request.request_id, producer_id=producer.id, producer_name=request.producer_name
         )
 
     async def _bind(self, topic: Topic, subject: str) -> None:
         """Bind a topic to the schema subject of its first producer that has one; raise for another subject."""
-        present = topic.record.topic_schema.subject
-        if present is None:
+        if topic.record.topic_schema.subject is None:
             self._check_registered(subject)
-            await self._broker.bind_subject(topic.name, subject)
-            present = topic.record.topic_schema.subject
+            await self._broker.change_schema(
+                topic.name, lambda schema: schema if schema.subject is not None else replace(schema, subject=subject)
+            )
+        present = topic.record.topic_schema.subject
         if present != subject:
             raise PreconditionError(f"topic {topic.text} has the schema subject {present}; cannot use {subject}")
 
@@ -96,7 +90,7 @@ class ProducerService:
         if not self._broker.schemas.exists(subject):
             raise PreconditionError(f"schema subject {subject} not found; register it first")
 
-    async def send_message(self, request: WireMessage, call: Call) -> MessageResponse:
+    async def send_message(self, request: pb.StreamMessage, call: Call) -> MessageResponse:
         """Store a message; return once it has reached the topic's acknowledgement level."""
         if not request.HasField("msg_id"):
             raise InvalidRequestError("msg_id is missing")
@@ -151,9 +145,3 @@ def _check_generation(topic: Topic, call: Call) -> None:
         raise PreconditionError(
             f"topic {topic.text} has generation {topic.generation}, not {wanted[:20]}: it was deleted and created again"
         )
-
-
-def _reliable(strategy: int) -> bool:
-    if strategy not in DispatchStrategy.values():
-        raise InvalidRequestError(f"dispatch_strategy {strategy} is neither NonReliable (0) nor Reliable (1)")
-    return strategy == DispatchStrategy.Reliable

@@ -1,13 +1,12 @@
 """The handlers of the schema registry, the same on both planes.
 
-`schema_id` is a subject's, whatever the version. A definition comes back as the bytes that were registered. Of a topic
-this knows only `TopicSchemas`.
+`schema_id` is a subject's, whatever the version. A definition comes back as the bytes that were registered.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 from danube.proto import SchemaRegistry_pb2 as pb
@@ -20,36 +19,23 @@ from ister.rpc.danube_schema_pb2 import ListSubjectsRequest, ListSubjectsRespons
 from ister.schemas import Compatibility, SchemaType, TopicSchema, ValidationPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ister.broker.registry.records import SchemaVersion
     from ister.broker.registry.store import SchemaStore
+    from ister.broker.topics.broker import Broker
     from ister.transport.service import Service
 
 log = structlog.get_logger()
 
 
-class TopicSchemas(Protocol):
-    """The schema bindings of topics."""
-
-    async def schema_of(self, topic: TopicName) -> TopicSchema:
-        """Return a topic's binding; NotFoundError when the topic is not here."""
-        ...
-
-    async def change_schema(self, topic: TopicName, change: Callable[[TopicSchema], TopicSchema]) -> TopicSchema:
-        """Bind a topic to what `change` makes of its present binding, durably; NotFoundError when the topic is not here."""
-        ...
-
-
 class SchemaRegistry:
     """Answers `danube_schema.SchemaRegistry`."""
 
-    def __init__(self, store: SchemaStore, topics: TopicSchemas) -> None:
+    def __init__(self, store: SchemaStore, broker: Broker) -> None:
         self._store = store
-        self._topics = topics
+        self._broker = broker
 
     def service(self) -> Service:
-        """Describe the service."""
+        """Return the service."""
         extra = {"ListSubjects": (ListSubjectsRequest, ListSubjectsResponse)}
         return build_service(pb.DESCRIPTOR.services_by_name["SchemaRegistry"], self, extra)
 
@@ -149,8 +135,8 @@ class SchemaRegistry:
         policy = ValidationPolicy.parse(request.validation_policy)
         self._latest(request.schema_subject)
         schema = TopicSchema(request.schema_subject, policy, request.enable_payload_validation)
-        await self._topics.change_schema(topic, lambda _: schema)
-        _tell(topic, schema)
+        await self._broker.change_schema(topic, lambda _: schema)
+        _log_schema(topic, schema)
         message = f"Topic {topic} is bound to subject {schema.subject}, validation {policy}"
         return pb.ConfigureTopicSchemaResponse(success=True, message=message)
 
@@ -166,14 +152,14 @@ class SchemaRegistry:
                 raise PreconditionError(f"topic {topic} has no schema subject; configure one first")
             return replace(present, validation=policy, payload_validation=request.enable_payload_validation)
 
-        schema = await self._topics.change_schema(topic, change)
-        _tell(topic, schema)
+        schema = await self._broker.change_schema(topic, change)
+        _log_schema(topic, schema)
         message = f"Validation of topic {topic} is {policy}"
         return pb.UpdateTopicValidationPolicyResponse(success=True, message=message)
 
     async def get_topic_schema_config(self, request: pb.GetTopicSchemaConfigRequest) -> pb.GetTopicSchemaConfigResponse:
         """Return a topic's schema binding and validation."""
-        schema = await self._topics.schema_of(TopicName.parse(request.topic_name))
+        schema = await self._broker.schema_of(TopicName.parse(request.topic_name))
         latest = None if schema.subject is None else self._store.latest(schema.subject)
         return pb.GetTopicSchemaConfigResponse(
             schema_subject=schema.subject or "",
@@ -205,11 +191,6 @@ def _schema(version: SchemaVersion) -> pb.GetSchemaResponse:
     )
 
 
-def _tell(topic: TopicName, schema: TopicSchema) -> None:
-    log.info(
-        "topic_schema_set",
-        topic=str(topic),
-        subject=schema.subject,
-        validation=schema.validation.value,
-        payloads=schema.payload_validation,
-    )
+def _log_schema(topic: TopicName, schema: TopicSchema) -> None:
+    log.info("topic_schema_set", topic=str(topic), subject=schema.subject, validation=schema.validation.value,
+             payloads=schema.payload_validation)  # fmt: skip

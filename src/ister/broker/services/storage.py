@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.core.names import TopicName
-from ister.rpc.danube_storage_pb2 import (
-    DESCRIPTOR,
-    ListSegmentDescriptorsRequest,
-    ListSegmentDescriptorsResponse,
-    SegmentDescriptorProto,
-)
-
-if TYPE_CHECKING:
-    from ister.broker.topics.broker import Broker
-    from ister.transport.service import Service
+from ister.rpc import danube_storage_pb2 as pb
 
 SEGMENTS_MAX = 8192
 """As many as fit into the 4 MiB that every client accepts; the next page starts behind the last one."""
 
 
-class StorageService:
+class StorageService(Handlers):
     """The handlers of danube.StorageService."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    descriptors = (pb.DESCRIPTOR.services_by_name["StorageService"],)
 
-    def services(self) -> tuple[Service, ...]:
-        """Describe the service."""
-        return (build_service(DESCRIPTOR.services_by_name["StorageService"], self),)
-
-    async def list_segment_descriptors(self, request: ListSegmentDescriptorsRequest) -> ListSegmentDescriptorsResponse:
+    async def list_segment_descriptors(
+        self, request: pb.ListSegmentDescriptorsRequest
+    ) -> pb.ListSegmentDescriptorsResponse:
         """Return the objects that end behind an offset, in order; of a topic that stores nothing, none.
 
         A segment's id is its object's key, and it was created when its last message was appended.
         """
         name = TopicName.parse(request.topic if request.topic.startswith("/") else f"/{request.topic}")
-        answer = ListSegmentDescriptorsResponse()
+        answer = pb.ListSegmentDescriptorsResponse()
         topic = self._broker.topics.get(str(name))
         if topic is None or not topic.reliable:
             return answer
@@ -52,7 +39,7 @@ class StorageService:
         async with aclosing(catalog.all(start if holder is None else holder.start)) as described:
             async for found in described:
                 answer.segments.append(
-                    SegmentDescriptorProto(
+                    pb.SegmentDescriptorProto(
                         segment_id=catalog.object_key(found),
                         start_offset=found.start,
                         end_offset=found.stop - 1,

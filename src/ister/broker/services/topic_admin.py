@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ister.broker.methods import build_service
+from ister.broker.methods import Handlers
 from ister.broker.services.broker_admin import ALONE, broker_id
-from ister.broker.services.wire import policy_from_wire, policy_to_wire
+from ister.broker.services.wire import is_reliable, no_subscription, policy_from_wire, policy_to_wire
 from ister.broker.topics.records import SubscriptionRecord
-from ister.broker.topics.subscription import ReliableSubscription
 from ister.core.errors import InvalidRequestError, LimitError, NotFoundError, PreconditionError, UnsupportedError
 from ister.core.names import TopicName, check_name, partition_of
 from ister.rpc import danube_admin_pb2 as pb
@@ -20,10 +19,8 @@ from ister.rpc import danube_admin_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ister.broker.topics.broker import Broker
     from ister.broker.topics.topic import Topic
     from ister.core.dispatch.failure import FailurePolicy
-    from ister.transport.service import Service
 
 log = structlog.get_logger()
 
@@ -33,22 +30,17 @@ SETTINGS_MAX = 1000
 """How many subscriptions of a topic may have settings without being created."""
 
 
-class TopicAdmin:
+class TopicAdmin(Handlers):
     """The handlers of danube_admin.TopicAdmin."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def services(self) -> tuple[Service, ...]:
-        """Describe the service."""
-        return (build_service(pb.DESCRIPTOR.services_by_name["TopicAdmin"], self),)
+    descriptors = (pb.DESCRIPTOR.services_by_name["TopicAdmin"],)
 
     # --- topics -------------------------------------------------------------------------------------------------------
 
     async def create_topic(self, request: pb.NewTopicRequest) -> pb.TopicResponse:
         """Create a topic."""
         name = TopicName.parse(request.name)
-        reliable = _reliable(request.dispatch_strategy)
+        reliable = is_reliable(request.dispatch_strategy)
         await self._broker.create_topic(name, reliable=reliable, subject=self._subject(request.schema_subject))
         return pb.TopicResponse(success=True)
 
@@ -61,7 +53,7 @@ class TopicAdmin:
         if partition_of(base) is not None:
             raise InvalidRequestError(f"base_name {base} is itself the name of a partition")
         TopicName(base.namespace, f"{base.topic}-part-{count - 1}")  # validates the longest name first
-        reliable = _reliable(request.dispatch_strategy)
+        reliable = is_reliable(request.dispatch_strategy)
         subject = self._subject(request.schema_subject)
         await self._broker.create_partitioned(base, count, reliable=reliable, subject=subject)
         return pb.TopicResponse(success=True)
@@ -135,7 +127,7 @@ class TopicAdmin:
             subscription = await broker.subscriptions.acquire(topic, request.subscription)
             if subscription is None:
                 if request.subscription not in topic.dormant:
-                    raise _no_subscription(topic, request.subscription)
+                    raise no_subscription(topic, request.subscription)
                 await broker.records.forget_subscription(topic.name, request.subscription)
                 topic.dormant.pop(request.subscription, None)
             elif subscription.connected():
@@ -152,7 +144,7 @@ class TopicAdmin:
     async def set_subscription_failure_policy(
         self, request: pb.SetSubscriptionFailurePolicyRequest
     ) -> pb.SubscriptionResponse:
-        """Say what a subscription does with messages that are not acknowledged; at once, or once it is made."""
+        """Set the failure policy of a subscription, which need not be created yet."""
         if not request.HasField("failure_policy"):
             raise InvalidRequestError("failure_policy is missing")
         policy = policy_from_wire(request.failure_policy)
@@ -173,7 +165,7 @@ class TopicAdmin:
     async def set_subscription_dispatch_config(
         self, request: pb.SetSubscriptionDispatchConfigRequest
     ) -> pb.SubscriptionResponse:
-        """Say how many messages of a subscription may be unacknowledged; at once, or once it is made."""
+        """Set the window of a subscription, which need not be created yet."""
         if not request.HasField("dispatch_config"):
             raise InvalidRequestError("dispatch_config is missing")
         window = request.dispatch_config.max_unacked_messages
@@ -215,7 +207,6 @@ class TopicAdmin:
                 await broker.records.save_subscription(topic.name, name, record)
                 topic.dormant[name] = record
             else:
-                assert isinstance(subscription, ReliableSubscription), "the topic is reliable"
                 record = subscription.record.model_copy(update=change)
                 await broker.records.save_subscription(topic.name, name, record)
                 subscription.configure(record)
@@ -226,7 +217,7 @@ class TopicAdmin:
         subscription = topic.subscriptions.get(name)
         record = topic.dormant.get(name) if subscription is None else subscription.record
         if record is None:
-            raise _no_subscription(topic, name)
+            raise no_subscription(topic, name)
         return record
 
     def _reliable_topic(self, text: str) -> Topic:
@@ -237,15 +228,5 @@ class TopicAdmin:
         return topic
 
 
-def _no_subscription(topic: Topic, name: str) -> NotFoundError:
-    return NotFoundError(f"subscription {name} of topic {topic.text} not found")
-
-
 def _delivery(topic: Topic) -> str:
     return "Reliable" if topic.reliable else "NonReliable"
-
-
-def _reliable(strategy: int) -> bool:
-    if strategy not in pb.DispatchStrategy.values():
-        raise InvalidRequestError(f"dispatch_strategy {strategy} is neither NonReliable (0) nor Reliable (1)")
-    return strategy == pb.DispatchStrategy.Reliable

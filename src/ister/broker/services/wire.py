@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ister.broker.status import status_of
-from ister.broker.topics.subscription import ReliableSubscription
 from ister.core.dispatch.dispatch import SubscriptionType
 from ister.core.dispatch.failure import Backoff, FailurePolicy, Poison
-from ister.core.errors import InvalidRequestError, PoisonedError
+from ister.core.errors import InvalidRequestError, NotFoundError, PoisonedError
 from ister.core.names import TopicName, partition_of
 from ister.rpc import danube_admin_pb2 as danube
 from ister.rpc import ister_v1_pb2 as pb
@@ -69,6 +68,13 @@ def detail_of(broker: Broker, topic: Topic, *, cloud_bytes: int = 0) -> pb.Topic
         created_at_ms=topic.record.created_at_ms,
         trouble=problem_text(topic),
     )
+
+
+def is_reliable(strategy: int) -> bool:
+    """Return True for the dispatch strategy Reliable; raise InvalidRequestError for an unknown one."""
+    if strategy not in danube.DispatchStrategy.values():
+        raise InvalidRequestError(f"dispatch_strategy {strategy} is neither NonReliable (0) nor Reliable (1)")
+    return strategy == danube.DispatchStrategy.Reliable
 
 
 def dispatch_of(topic: Topic) -> pb.Dispatch:
@@ -142,48 +148,37 @@ def offsets_of(broker: Broker, topic: Topic) -> pb.Offsets | None:
 # --- subscriptions ----------------------------------------------------------------------------------------------------
 
 
+def no_subscription(topic: Topic, name: str) -> NotFoundError:
+    """Return the error of a subscription that does not exist."""
+    return NotFoundError(f"subscription {name} of topic {topic.text} not found")
+
+
 def subscription_to_wire(
-    topic: Topic, subscription: Subscription, window: int, durable: Mapping[str, int]
-) -> pb.Subscription:
-    """Return the state of a subscription; `window` is the broker's, `durable` are the stored cursors."""
-    record = subscription.record
-    found = pb.Subscription(
-        name=subscription.name,
-        type=f"SUBSCRIPTION_TYPE_{record.kind.name}",
-        dispatch=dispatch_of(topic),
-    )
-    if isinstance(subscription, ReliableSubscription):
-        dispatch = subscription.dispatch
-        found.cursor = subscription.cursor
-        found.durable_cursor = durable.get(subscription.name, 0)
-        found.lag = max(0, topic.next_offset - subscription.cursor)
-        found.unacked = dispatch.unacked
-        found.waiting = dispatch.waiting
-        found.redelivered = dispatch.redelivered
-        found.window = record.window or window
-        found.blocked = dispatch.blocked
-        found.failure_policy.CopyFrom(policy_to_v1(record.failure_policy or FailurePolicy()))
-    else:
-        found.waiting = sum(len(c.stream.outbox) for c in subscription.consumers.values() if c.stream is not None)
-    found.consumers.extend(_consumer(subscription, consumer) for _, consumer in sorted(subscription.consumers.items()))
-    return found
-
-
-def dormant_subscription_to_wire(
     topic: Topic, name: str, record: SubscriptionRecord, window: int, durable: Mapping[str, int]
 ) -> pb.Subscription:
-    """Return the stored state of a subscription that is not served here."""
-    cursor = durable.get(name, 0)
-    return pb.Subscription(
-        name=name,
-        type=f"SUBSCRIPTION_TYPE_{record.kind.name}",
-        dispatch=dispatch_of(topic),
-        cursor=cursor,
-        durable_cursor=cursor,
-        lag=max(0, topic.next_offset - cursor),
-        window=record.window or window,
-        failure_policy=policy_to_v1(record.failure_policy or FailurePolicy()),
-    )
+    """Return the state of a subscription, the stored one if it is not served here.
+
+    `window` is the broker's, `durable` are the stored cursors.
+    """
+    found = pb.Subscription(name=name, type=f"SUBSCRIPTION_TYPE_{record.kind.name}", dispatch=dispatch_of(topic))
+    served = topic.subscriptions.get(name)
+    reliable = None if served is None else served.reliable
+    if served is None or reliable is not None:
+        found.durable_cursor = durable.get(name, 0)
+        found.cursor = found.durable_cursor if reliable is None else reliable.cursor
+        found.lag = max(0, topic.next_offset - found.cursor)
+        found.window = record.window or window
+        found.failure_policy.CopyFrom(policy_to_v1(record.failure_policy or FailurePolicy()))
+    else:
+        found.waiting = sum(len(c.stream.outbox) for c in served.consumers.values() if c.stream is not None)
+    if reliable is not None:
+        found.unacked = reliable.dispatch.unacked
+        found.waiting = reliable.dispatch.waiting
+        found.redelivered = reliable.dispatch.redelivered
+        found.blocked = reliable.dispatch.blocked
+    if served is not None:
+        found.consumers.extend(_consumer(served, consumer) for _, consumer in sorted(served.consumers.items()))
+    return found
 
 
 def _consumer(subscription: Subscription, consumer: Consumer) -> pb.Consumer:
@@ -195,10 +190,11 @@ def _consumer(subscription: Subscription, consumer: Consumer) -> pb.Consumer:
         active=connected,
         key_filters=consumer.filters,
     )
-    if isinstance(subscription, ReliableSubscription):
-        found.unacked = subscription.dispatch.held_by(consumer.id)
+    reliable = subscription.reliable
+    if reliable is not None:
+        found.unacked = reliable.dispatch.held_by(consumer.id)
         if subscription.record.kind is SubscriptionType.FAILOVER:
-            found.active = subscription.dispatch.active == consumer.id
+            found.active = reliable.dispatch.active == consumer.id
     return found
 
 
@@ -229,7 +225,7 @@ def policy_from_wire(wire: danube.SubscriptionFailurePolicy) -> FailurePolicy:
 
 
 def policy_to_wire(policy: FailurePolicy) -> danube.SubscriptionFailurePolicy:
-    """Tell a policy in Danube's words."""
+    """Return a failure policy as Danube's message."""
     return danube.SubscriptionFailurePolicy(
         max_redelivery_count=policy.max_redelivery_count,
         ack_timeout_ms=policy.ack_timeout_ms,
@@ -242,7 +238,7 @@ def policy_to_wire(policy: FailurePolicy) -> danube.SubscriptionFailurePolicy:
 
 
 def policy_to_v1(policy: FailurePolicy) -> pb.FailurePolicy:
-    """Tell a policy in our words."""
+    """Return a failure policy as our message."""
     return pb.FailurePolicy(
         max_redelivery_count=policy.max_redelivery_count,
         ack_timeout_ms=policy.ack_timeout_ms,

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
 from ister.broker.settings import NAMESPACES
 from ister.broker.topics.dead_letters import UnknownDeadLetterError, dead_letter_message, is_stored
-from ister.broker.topics.expiry import sweep
 from ister.broker.topics.index import TopicIndex
 from ister.broker.topics.namespaces import Namespaces
-from ister.broker.topics.open_topic import Opened, TopicRetries, apply_storage_policies, open_stored, require_table
-from ister.broker.topics.ownership import Alone
+from ister.broker.topics.open_topic import TopicRetries, apply_storage_policies, require_table
+from ister.broker.topics.ownership import SubscriptionOwnership
 from ister.broker.topics.records import NamespaceRecord, Records, SubscriptionRecord, TopicRecord
-from ister.broker.topics.subscriptions import Subscriptions
+from ister.broker.topics.subscriptions import Subscriptions, sweep
 from ister.broker.topics.table_progress import Pipelines
 from ister.broker.topics.topic import Topic
 from ister.core.errors import (
     AlreadyExistsError,
+    BusyError,
     IsterError,
     LevelNotReachedError,
     NotFoundError,
@@ -42,11 +41,10 @@ if TYPE_CHECKING:
 
     from ister.broker.registry.store import SchemaStore
     from ister.broker.settings import BrokerSettings
-    from ister.broker.topics.ownership import SubscriptionOwnership
+    from ister.broker.topics.topic import Stored
     from ister.config.policies import Policies
     from ister.core.dispatch.dispatch import DeadLetter
     from ister.core.dispatch.failure import FailurePolicy
-    from ister.core.errors import CursorTakenError
     from ister.ports.clock import Clock
     from ister.storage.factory import WalStorageFactory
     from ister.storage.lake_factory import LakeStorageFactory
@@ -70,7 +68,7 @@ class Broker:
         schemas: SchemaStore,
         clock: Clock | None = None,
         *,
-        ownership: Callable[[Broker], SubscriptionOwnership] = Alone,
+        ownership: Callable[[Broker], SubscriptionOwnership] = SubscriptionOwnership,
     ) -> None:
         self.settings = settings
         self.url = settings.broker_url or ""
@@ -87,21 +85,21 @@ class Broker:
         self.subscriptions = Subscriptions(records, self.ownership, settings.consumer_expiry_s)
         if not factory.read_only:
             factory.set_known_upto(lambda topic, generation: self.pipelines.upto(topic, generation) or 0)
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._sweeping: asyncio.Task[None] | None = None
-        self._retries = TopicRetries(self)
+        self.retries = TopicRetries(self)
         self._loop = asyncio.get_running_loop()
 
     # --- starting and stopping ----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Recover every topic and every subscription; those of a read-only broker are opened by cluster/topic_sync.py."""
+        """Recover every topic and every subscription; those of a read-only broker are opened by cluster/read_only.py."""
         await self.namespaces.load()
         await self.pipelines.load()
         if not self.factory.read_only:
             await self._recover()
         self._sweeping = asyncio.create_task(sweep(self))
-        self._retries.start()
+        self.retries.start()
         log.info(
             "broker_recovered",
             cluster_name=self.settings.cluster_name,
@@ -146,24 +144,20 @@ class Broker:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
 
-    @property
-    def draining(self) -> bool:
-        """True once the broker stops."""
-        return self.topics.draining
-
-    def begin_drain(self) -> None:
-        """Refuse changes from now on."""
-        self.topics.draining = True
+    def set_addresses(self, url: str, admin_url: str = "", metrics_url: str = "") -> None:
+        """Set the addresses of the ports; a configured `broker_url` stays."""
+        self.url = self.settings.broker_url or url
+        self.admin_url, self.metrics_url = admin_url, metrics_url
 
     async def drain(self, timeout_s: float) -> None:
         """End every stream, save every cursor and close every topic; uploads get the rest of the time."""
         ends = self._loop.time() + timeout_s
-        self.begin_drain()
+        self.topics.begin_drain()
         if self._sweeping is not None:
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeping
-        await self._retries.stop()
+        await self.retries.stop()
         for topic in self.topics.values():
             topic.close()
         results = await asyncio.gather(
@@ -182,31 +176,44 @@ class Broker:
         record: TopicRecord,
         subscriptions: Mapping[str, SubscriptionRecord],
         problem: IsterError | None = None,
+        storage: Stored | None = None,
     ) -> Topic:
-        """Open a topic and its subscriptions; with a `problem` of its storage, which is not tried again, add it as it is."""
+        """Add a topic, and open its subscriptions and its storage, unless that is open already or has a `problem`."""
         topic = Topic(name, record, self.namespaces.effective(name, record), self.settings, self)
         topic.dormant.update(subscriptions)
         if problem is None:
-            await self._open_storage(topic)
+            await self._open_storage(topic, storage)
         else:
             topic.set_storage(None, problem)
             log.error("topic_has_problem", topic=topic.text, cause=str(problem))
         self.topics.add(topic)
         return topic
 
-    async def _open_storage(self, topic: Topic) -> bool:
+    async def _open_storage(self, topic: Topic, storage: Stored | None = None) -> bool:
         """Open a topic's storage and its subscriptions; on an error set the topic's problem and return False."""
         policies = self.namespaces.effective(topic.name, topic.record)
-        opened = Opened()
+        cursors: Mapping[str, int] = {}
+        problem: IsterError | None = None
         if topic.reliable:
-            opened = await open_stored(self.factory, topic.name, policies, topic.dormant, self.ownership)
+            try:
+                storage = storage or await self.factory.for_topic(topic.name)
+                await apply_storage_policies(self.factory, topic.name, storage, policies)
+                if not storage.read_only and (topic.dormant or policies.retention_policy != "none"):
+                    cursors = await storage.cursors()
+                    orphans = [name for name in cursors if name not in topic.dormant]
+                    await self.ownership.delete_orphans(topic.name, storage, orphans)
+            except IsterError as error:
+                problem = error
+            except OSError as error:
+                problem = BusyError(error.strerror or "the disk refused")
         topic.set_policies(policies)
-        topic.set_storage(opened.storage, opened.problem)
-        if opened.problem is not None:
+        topic.set_storage(storage, problem)
+        if problem is not None:
+            log.error("topic_has_problem", topic=topic.text, cause=str(problem))
             return False
         for name, record in list(topic.dormant.items()):
             if record.made and topic.reliable:
-                self.ownership.restore(topic, name, record, opened.cursors.get(name))
+                self.ownership.restore(topic, name, record, cursors.get(name))
             elif record.made:
                 self.subscriptions.open(topic, name, record)
         return True
@@ -264,16 +271,16 @@ class Broker:
         self._check_creatable(name)
         self.topics.creating.add(name)
         try:
-            created_at_ms = self._clock.wall_us() // 1000
+            created_at_ms = self.clock.wall_us() // 1000
             record = TopicRecord(
                 reliable=reliable, topic_schema=TopicSchema(subject=subject), created_at_ms=created_at_ms
             )
             # A delayed write of another broker may have left one of a deleted topic of this name.
             await self.records.forget_subscriptions(name)
-            if reliable:
-                await self.factory.for_topic(name)  # before its record: a record without a log is a broken topic
+            # The log before its record: a record without a log is a broken topic.
+            storage = await self.factory.for_topic(name) if reliable else None
             await self.records.save_topic(name, record)
-            topic = await self.host(name, record, {})
+            topic = await self.host(name, record, {}, storage=storage)
         finally:
             self.topics.creating.discard(name)
         topic.check()
@@ -334,8 +341,8 @@ class Broker:
         try:
             await self._remove_stored(topic.name, reliable=topic.reliable)
         except IsterError as error:
-            topic.problem = error
-            self._retries.retry_soon()
+            topic.set_problem(error)
+            self.retries.retry_soon()
             raise
         await self.ownership.release_topic(topic)
         self.forget(topic)
@@ -362,16 +369,13 @@ class Broker:
         async with self.topics.changing(name), self.namespaces.changing:
             topic = self.topics.find(str(name))
             record = topic.record.model_copy(update={"policies": policies})
-            await self._apply(topic, record)
+            effective = self.namespaces.effective(name, record)
+            if topic.reliable:
+                require_table(effective, f"topic {topic.text}")
+                await apply_storage_policies(self.factory, name, topic.stored, effective)
+            await self.records.save_topic(name, record)
+            topic.update(record, effective)
             log.info("topic_policies_set", topic=topic.text, policies=policies.to_json())
-
-    async def _apply(self, topic: Topic, record: TopicRecord) -> None:
-        policies = self.namespaces.effective(topic.name, record)
-        if topic.reliable:
-            require_table(policies, f"topic {topic.text}")
-            await apply_storage_policies(self.factory, topic.name, topic.stored, policies)
-        await self.records.save_topic(topic.name, record)
-        topic.update(record, policies)
 
     # --- schema bindings, for the schema registry ---------------------------------------------------------------------
 
@@ -379,25 +383,16 @@ class Broker:
         """Return a topic's schema binding."""
         return self.topics.find(str(topic)).record.topic_schema
 
-    async def bind_subject(self, topic: TopicName, subject: str) -> None:
-        """Bind a topic to a schema subject, if it has none yet."""
-        async with self.topics.changing(topic):
-            found = self.topics.find(str(topic))
-            if found.record.topic_schema.subject is None:
-                await self._save_schema(found, replace(found.record.topic_schema, subject=subject))
-
     async def change_schema(self, topic: TopicName, change: Callable[[TopicSchema], TopicSchema]) -> TopicSchema:
-        """Apply `change` to a topic's schema binding, durably; return the new binding."""
+        """Apply `change` to a topic's schema binding, durably unless it returns its argument; return the binding."""
         async with self.topics.changing(topic):
             found = self.topics.find(str(topic))
             schema = change(found.record.topic_schema)
-            await self._save_schema(found, schema)
+            if schema is not found.record.topic_schema:
+                record = found.record.model_copy(update={"topic_schema": schema})
+                await self.records.save_topic(topic, record)
+                found.update(record)
             return schema
-
-    async def _save_schema(self, topic: Topic, schema: TopicSchema) -> None:
-        record = topic.record.model_copy(update={"topic_schema": schema})
-        await self.records.save_topic(topic.name, record)
-        topic.update(record)
 
     async def set_namespace_policies(self, namespace: str, policies: Policies) -> None:
         """Change a namespace's policies; they apply to its topics at once."""
@@ -431,16 +426,7 @@ class Broker:
         if policies.ack_level == "cloud" and not self.factory.config.upload.enabled:
             raise PreconditionError("ack_level cloud needs the uploader; enable wal_cloud.uploader")
 
-    # --- called by topics ---------------------------------------------------------------------------------------------
-
-    def wall_us(self) -> int:
-        """Return the wall-clock time in microseconds."""
-        return self._clock.wall_us()
-
-    async def wait_in_table(self, topic: Topic, upto: int) -> None:
-        """Return once the topic's table has everything below `upto`; the pipeline is woken for it."""
-        timeout_s = topic.policies.ack_timeout_ms / 1000
-        await self.pipelines.wait_upto(topic.name, topic.generation, upto, timeout_s)
+    # --- dead letters -------------------------------------------------------------------------------------------------
 
     async def store_dead_letter(
         self,
@@ -472,12 +458,3 @@ class Broker:
             pass  # it is in the log; storing it again would make a second copy
         except UnknownOutcomeError as error:
             raise UnknownDeadLetterError(target.text, start, str(error)) from error
-
-    def met_problem(self) -> None:
-        """Retry soon to open topics that have a problem: a client requested one."""
-        self._retries.retry_soon()
-
-    async def cursors_taken(self, topic: Topic, error: CursorTakenError) -> bool:
-        """Resume from cursors that another broker has saved; return False if there is no other broker."""
-        log.warning("cursors_taken", topic=topic.text, cause=str(error))
-        return await self.ownership.cursors_taken(topic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
@@ -73,18 +74,17 @@ class Stream:
             self._ready.set_result(None)
 
 
+@dataclass(slots=True, eq=False)
 class Consumer:
     """A consumer of a subscription, with or without an open stream."""
 
-    __slots__ = ("filters", "id", "left_at", "name", "seen", "stream", "take_overs")
-
-    def __init__(self, number: int, name: str, filters: tuple[str, ...], now: float) -> None:
-        self.id = number
-        self.name = name
-        self.filters = filters
-        self.stream: Stream | None = None
-        self.left_at = self.seen = now
-        self.take_overs = 0
+    id: int
+    name: str
+    filters: tuple[str, ...]
+    left_at: float
+    seen: float
+    stream: Stream | None = None
+    take_overs: int = 0
 
     async def wait_to_take_over(self, topic: str, subscription: str) -> None:
         """Return once another stream may replace the present one: it has ended, or the back-off has passed."""
@@ -101,11 +101,6 @@ class Consumer:
         self.take_overs = self.take_overs + 1 if loop.time() - stream.opened_at < TAKE_OVER_CALM_S else 0
         if self.take_overs == TAKE_OVERS_LOGGED:
             log.warning("consumer_contended", topic=topic, subscription=subscription, consumer=self.name)
-
-    def renew(self, filters: tuple[str, ...], now: float) -> None:
-        """Restart the grace period of a consumer that subscribed again."""
-        self.filters = filters
-        self.left_at = self.seen = now
 
     def is_expired(self, now: float, expiry_s: float) -> bool:
         """Return True if it has no stream and sent nothing for `expiry_s`."""
@@ -146,12 +141,12 @@ class ConsumerSet(dict[str, Consumer]):
 
     def join(self, number: int, name: str, filters: tuple[str, ...]) -> Consumer:
         """Add a consumer; the stream of one that is known already ends."""
-        consumer = self.get(name)
+        consumer, now = self.get(name), self._loop.time()
         if consumer is None:
-            consumer = self[name] = self.by_id[number] = Consumer(number, name, filters, self._loop.time())
+            consumer = self[name] = self.by_id[number] = Consumer(number, name, filters, now, now)
         else:
             self.drop_stream(consumer)
-            consumer.renew(filters, self._loop.time())
+            consumer.filters, consumer.left_at, consumer.seen = filters, now, now
         return consumer
 
     def leave(self, consumer: Consumer) -> None:

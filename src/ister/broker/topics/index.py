@@ -89,14 +89,14 @@ class TopicIndex(dict[str, "Topic"]):
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
+    def begin_drain(self) -> None:
+        """Refuse changes from now on."""
+        self.draining = True
+
     @asynccontextmanager
     async def changing(self, name: TopicName) -> AsyncIterator[None]:
         """Hold the lock for changes of a topic and its partitions; raise DrainingError while the broker stops."""
-        key = _change_key(name)
-        lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = asyncio.Lock()
-        async with lock:
+        async with self._locks.setdefault(_change_key(name), asyncio.Lock()):
             if self.draining:
                 raise DrainingError("the broker is stopping; look the topic up again")
             yield

@@ -1,17 +1,15 @@
-"""Opening a topic's storage: its policies, the stored cursors, and retries of topics that could not be opened."""
+"""Opening a topic's storage: its policies, and retries of topics that could not be opened."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
 
 from ister.core.defaults import RETENTION_MINUTES
 from ister.core.errors import (
-    BusyError,
     DrainingError,
     InvalidConfigError,
     IsterError,
@@ -26,10 +24,7 @@ from ister.storage.retention import ReliableOptions
 from ister.wal.config import AckLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from ister.broker.topics.broker import Broker
-    from ister.broker.topics.ownership import SubscriptionOwnership
     from ister.broker.topics.topic import Stored, Topic
     from ister.config.policies import CompletePolicies
     from ister.core.names import TopicName
@@ -42,42 +37,6 @@ RETRY_S = 1.0
 RETRY_MAX_S = 60.0
 """Bounds of the back-off between two attempts to open topics again."""
 RETRY_AT_ONCE = 16
-
-NO_CURSORS: Mapping[str, int] = MappingProxyType({})
-
-
-class Opened(NamedTuple):
-    """A reliable topic's storage, the error of opening it, and the stored cursors."""
-
-    storage: Stored | None = None
-    problem: IsterError | None = None
-    cursors: Mapping[str, int] = NO_CURSORS
-
-
-async def open_stored(
-    factory: WalStorageFactory | LakeStorageFactory,
-    name: TopicName,
-    policies: CompletePolicies,
-    subscriptions: Collection[str],
-    ownership: SubscriptionOwnership,
-) -> Opened:
-    """Open a reliable topic's storage; an error is returned, not raised, because the broker has other topics."""
-    storage: Stored | None = None
-    try:
-        storage = await factory.for_topic(name)
-        await apply_storage_policies(factory, name, storage, policies)
-        if storage.read_only or not (subscriptions or policies.retention_policy != "none"):
-            return Opened(storage)
-        cursors = await storage.cursors()
-        await ownership.delete_orphans(name, storage, [found for found in cursors if found not in subscriptions])
-    except IsterError as error:
-        problem: IsterError = error
-    except OSError as error:
-        problem = BusyError(error.strerror or "the disk refused")
-    else:
-        return Opened(storage, None, cursors)
-    log.error("topic_has_problem", topic=str(name), cause=str(problem))
-    return Opened(storage, problem)
 
 
 def require_table(policies: CompletePolicies, whose: str) -> None:

@@ -25,8 +25,6 @@ from ister.ports.metadata.store import entries
 from ister.schemas import TopicSchema
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from ister.ports.metadata import Entry, Metadata
 
 PAGE = 500
@@ -96,24 +94,18 @@ class Records:
 
     async def namespaces(self) -> dict[str, NamespaceRecord]:
         """Return every namespace."""
-        prefix = f"{self._root}/namespaces/"
-        return {e.key.removeprefix(prefix): _load(e, NamespaceRecord) async for e in self._entries(prefix)}
+        return await self._load_all("namespaces", NamespaceRecord)
 
     async def topics(self) -> dict[TopicName, TopicRecord]:
         """Return every topic."""
-        prefix = f"{self._root}/topics"
-        return {
-            TopicName.parse(e.key.removeprefix(prefix)): _load(e, TopicRecord)
-            async for e in self._entries(f"{prefix}/")
-        }
+        return {TopicName.parse(f"/{key}"): one for key, one in (await self._load_all("topics", TopicRecord)).items()}
 
     async def subscriptions(self) -> dict[TopicName, dict[str, SubscriptionRecord]]:
         """Return every subscription of every topic."""
-        prefix = f"{self._root}/subscriptions/"
         found: dict[TopicName, dict[str, SubscriptionRecord]] = {}
-        async for entry in self._entries(prefix):
-            namespace, topic, name = entry.key.removeprefix(prefix).split("/")
-            found.setdefault(TopicName(namespace, topic), {})[unquote(name)] = _load(entry, SubscriptionRecord)
+        for key, record in (await self._load_all("subscriptions", SubscriptionRecord)).items():
+            namespace, topic, name = key.split("/")
+            found.setdefault(TopicName(namespace, topic), {})[unquote(name)] = record
         return found
 
     async def subscription(self, topic: TopicName, name: str) -> SubscriptionRecord | None:
@@ -142,7 +134,7 @@ class Records:
     async def forget_subscriptions(self, topic: TopicName) -> None:
         """Remove all subscriptions of a topic."""
         prefix = f"{self._root}/subscriptions{topic}/"
-        for key in [entry.key async for entry in self._entries(prefix)]:
+        for key in [entry.key async for entry in entries(self._metadata, prefix, PAGE)]:
             await self._metadata.delete(key)
 
     async def save_subscription(self, topic: TopicName, name: str, record: SubscriptionRecord) -> None:
@@ -164,10 +156,7 @@ class Records:
 
     async def uptos(self) -> dict[TopicName, UptoRecord]:
         """Return the committed offset of every topic's table."""
-        prefix = f"{self._root}/upto"
-        return {
-            TopicName.parse(e.key.removeprefix(prefix)): _load(e, UptoRecord) async for e in self._entries(f"{prefix}/")
-        }
+        return {TopicName.parse(f"/{key}"): one for key, one in (await self._load_all("upto", UptoRecord)).items()}
 
     async def save_upto(self, topic: TopicName, record: UptoRecord) -> None:
         """Write the committed offset of a topic's table."""
@@ -176,8 +165,10 @@ class Records:
     def _subscription_key(self, topic: TopicName, name: str) -> str:
         return f"{self._root}/subscriptions{topic}/{quote(name, safe='')}"
 
-    def _entries(self, prefix: str) -> AsyncGenerator[Entry]:
-        return entries(self._metadata, prefix, PAGE)
+    async def _load_all(self, folder: str, kind: type[R]) -> dict[str, R]:
+        """Return the records of a folder by the rest of their keys."""
+        prefix = f"{self._root}/{folder}/"
+        return {e.key.removeprefix(prefix): _load(e, kind) async for e in entries(self._metadata, prefix, PAGE)}
 
 
 def _dump(record: Record) -> bytes:

@@ -87,7 +87,7 @@ class ReliableSubscription:
         """The number of failed reads in a row."""
         self._resume_at = 0.0
         """Earliest time of the next read; in the future as back-off after an error that ended the streams."""
-        self._dispatch = Dispatch(
+        self.dispatch = Dispatch(
             record.kind, cursor, window=record.window or window, policy=record.failure_policy or FailurePolicy(),
             grace_s=grace_s, finished=finished,
         )  # fmt: skip
@@ -97,22 +97,17 @@ class ReliableSubscription:
     @property
     def cursor(self) -> int:
         """Everything below is acknowledged or skipped."""
-        return self._dispatch.cursor
+        return self.dispatch.cursor
 
     @property
     def finished(self) -> tuple[tuple[int, int], ...]:
         """The lowest `FINISHED_RANGES_MAX` finished ranges beyond the cursor, to be saved at a stop."""
-        return tuple(self._dispatch.finished[:FINISHED_RANGES_MAX])
-
-    @property
-    def dispatch(self) -> Dispatch:
-        """The state machine."""
-        return self._dispatch
+        return tuple(self.dispatch.finished[:FINISHED_RANGES_MAX])
 
     @property
     def dropped(self) -> int:
         """The number of messages dropped by the poison policy."""
-        return self._dispatch.dropped
+        return self.dispatch.dropped
 
     @property
     def reliable(self) -> ReliableSubscription:
@@ -133,14 +128,14 @@ class ReliableSubscription:
     def join(self, number: int, name: str, filters: tuple[str, ...]) -> Consumer:
         """Add a consumer; the stream of one that is known already ends, and its messages are delivered again."""
         consumer = self.consumers.join(number, name, filters)
-        self._dispatch.join(number, filters, self._loop.time())
+        self.dispatch.join(number, filters, self._loop.time())
         self._settle()
         return consumer
 
     def leave(self, consumer: Consumer) -> None:
         """Remove a consumer."""
         self.consumers.leave(consumer)
-        self._dispatch.leave(consumer.id, self._loop.time())
+        self.dispatch.leave(consumer.id, self._loop.time())
         self._settle()
 
     def open_stream(self, consumer: Consumer) -> Stream:
@@ -148,7 +143,7 @@ class ReliableSubscription:
         if self.problem is not None and self._reading is None and self._loop.time() < self._resume_at:
             raise self.problem
         stream = self.consumers.open_stream(consumer)
-        self._dispatch.connect(consumer.id, self._loop.time())
+        self.dispatch.connect(consumer.id, self._loop.time())
         self._update_active()
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read())
@@ -162,14 +157,14 @@ class ReliableSubscription:
             self._settle()
 
     def _disconnected(self, consumer: Consumer) -> None:
-        self._dispatch.disconnect(consumer.id, self._loop.time())
+        self.dispatch.disconnect(consumer.id, self._loop.time())
         self._update_active()
         if not self.connected():
             self._stop_reading()
 
     def _update_active(self) -> None:
         if self.record.kind is SubscriptionType.FAILOVER:
-            self.consumers.set_active(self._dispatch.active)
+            self.consumers.set_active(self.dispatch.active)
 
     @property
     def delivery_id(self) -> DeliveryId:
@@ -178,11 +173,11 @@ class ReliableSubscription:
 
     def wants(self, message: StreamMessage, number: int) -> bool:
         """Return True if a message of a stream's outbox is still to be sent."""
-        return self._dispatch.wants(message.msg_id.topic_offset, number)
+        return self.dispatch.wants(message.msg_id.topic_offset, number)
 
     def sent(self, consumer: Consumer, stream: Stream, offset: int, number: int) -> None:
         """Start the ack timeout of a message that the connection has taken; ignored for a replaced stream."""
-        if consumer.stream is stream and self._dispatch.sent(consumer.id, offset, number, self._loop.time()):
+        if consumer.stream is stream and self.dispatch.sent(consumer.id, offset, number, self._loop.time()):
             self._loop.call_soon(self._tick)  # not here: the caller is writing to a connection
 
     # --- acknowledgements and settings --------------------------------------------------------------------------------
@@ -191,10 +186,10 @@ class ReliableSubscription:
         """Process an acknowledgement; an unexpected one changes nothing."""
         if not self._is_current(offset, delivery):
             return
-        before = self._dispatch.cursor
-        if self._dispatch.ack(offset, self._loop.time()):
+        before = self.dispatch.cursor
+        if self.dispatch.ack(offset, self._loop.time()):
             self.acked += 1
-            if self._dispatch.cursor != before:
+            if self.dispatch.cursor != before:
                 self._topic.cursor_moved()
             self._settle()
 
@@ -202,7 +197,7 @@ class ReliableSubscription:
         """Process a negative acknowledgement."""
         if not self._is_current(offset, delivery):
             return
-        if self._dispatch.nack(offset, delay_ms, reason, self._loop.time()):
+        if self.dispatch.nack(offset, delay_ms, reason, self._loop.time()):
             self.nacked += 1
             self._settle()
 
@@ -214,19 +209,19 @@ class ReliableSubscription:
         """
         if delivery is not None:
             return delivery.generation == self._topic.generation and delivery.replay >= self._replay
-        return offset < self._topic.recovered_offset or self._dispatch.was_delivered(offset)
+        return offset < self._topic.recovered_offset or self.dispatch.was_delivered(offset)
 
     def configure(self, record: SubscriptionRecord) -> None:
         """Apply another type, window or failure policy at once; another type delivers again what is outstanding."""
         now = self._loop.time()
         before, self.record = self.record, record
         if record.window != before.window:
-            self._dispatch.configure(record.window or self._window, now)
+            self.dispatch.configure(record.window or self._window, now)
         if record.failure_policy is not None and record.failure_policy != before.failure_policy:
             self._dead_letter_causes.clear()
-            self._dispatch.set_policy(record.failure_policy, now)
+            self.dispatch.set_policy(record.failure_policy, now)
         if record.kind is not before.kind:
-            self._restart(self._dispatch.cursor, self._dispatch.finished)
+            self._restart(self.dispatch.cursor, self.dispatch.finished)
         else:
             self._settle()
 
@@ -245,7 +240,7 @@ class ReliableSubscription:
         self._stop_reading()
         self.problem = None
         self._failures, self._resume_at = 0, 0.0
-        self._dispatch.restart(self.record.kind, cursor, self._loop.time(), finished=finished)
+        self.dispatch.restart(self.record.kind, cursor, self._loop.time(), finished=finished)
         for consumer in self.consumers.values():
             if consumer.stream is not None:
                 consumer.stream.outbox.clear()
@@ -264,7 +259,7 @@ class ReliableSubscription:
 
     def _end_streams(self, failure: IsterError | None) -> None:
         for consumer in self.consumers.end_streams(failure):
-            self._dispatch.disconnect(consumer.id, self._loop.time())
+            self.dispatch.disconnect(consumer.id, self._loop.time())
 
     def _stop_reading(self) -> None:
         """Stop reading while there is no stream."""
@@ -282,7 +277,7 @@ class ReliableSubscription:
 
     def _settle(self) -> None:
         """Push deliveries, feed what was read ahead, request more, start dead letters, and set the timer."""
-        dispatch = self._dispatch
+        dispatch = self.dispatch
         while True:
             deliveries = dispatch.take()
             if deliveries:
@@ -347,9 +342,9 @@ class ReliableSubscription:
 
     def _tick(self) -> None:
         try:
-            before = self._dispatch.cursor
-            self._dispatch.tick(self._loop.time())
-            if self._dispatch.cursor != before:
+            before = self.dispatch.cursor
+            self.dispatch.tick(self._loop.time())
+            if self.dispatch.cursor != before:
                 self._topic.cursor_moved()
             self._settle()
         except Exception:  # the root of a timer
@@ -369,7 +364,7 @@ class ReliableSubscription:
             self._start_over()
 
     async def _keep_reading(self) -> None:
-        dispatch = self._dispatch
+        dispatch = self.dispatch
         while True:
             try:
                 if dispatch.cursor > dispatch.next_offset:  # what lies between was finished before a restart
@@ -421,12 +416,12 @@ class ReliableSubscription:
         self._stop_reading()
         now = self._loop.time()
         self._resume_at = now + RETRY_S
-        dispatch = self._dispatch
+        dispatch = self.dispatch
         dispatch.restart(dispatch.kind, dispatch.cursor, now, finished=dispatch.finished)
         self._end_streams(BusyError("a bug in the broker, whose log says more, has ended this; subscribe again"))
 
     async def _read_on(self, reader: Reader) -> None:
-        dispatch = self._dispatch
+        dispatch = self.dispatch
         while True:
             if self._ahead_at < len(self._ahead) or not dispatch.room:
                 self._wants_more = self._loop.create_future()
@@ -435,7 +430,10 @@ class ReliableSubscription:
                 continue
             self._ahead = await reader.read()
             self._ahead_at = 0
-            self._read_succeeded()
+            self._failures = 0
+            if self.problem is not None:
+                self.problem = None
+                log.info("reading_resumed", topic=self._topic.text, subscription=self.name)
             if reader.skipped_upto:
                 self._skip_missing(dispatch, reader.skipped_upto)
             self._settle()
@@ -449,12 +447,6 @@ class ReliableSubscription:
             )
             dispatch.skip_missing(stop, self._loop.time())
             self._topic.cursor_moved()
-
-    def _read_succeeded(self) -> None:
-        self._failures = 0
-        if self.problem is not None:
-            self.problem = None
-            log.info("reading_resumed", topic=self._topic.text, subscription=self.name)
 
     # --- dead letters -------------------------------------------------------------------------------------------------
 
@@ -483,12 +475,12 @@ class ReliableSubscription:
             if isinstance(error, UnknownDeadLetterError):
                 self._unknown_dead_letters[offset] = error
             self._log_dead_letter_cause(offset, str(error))
-            self._dispatch.dead_letter_failed(offset, self._loop.time(), letter.number)
+            self.dispatch.dead_letter_failed(offset, self._loop.time(), letter.number)
         else:
             self.dead_lettered += 1
             self._dead_letter_causes.clear()
             self._unknown_dead_letters.pop(offset, None)
-            self._dispatch.dead_letter_stored(offset, self._loop.time(), letter.number)
+            self.dispatch.dead_letter_stored(offset, self._loop.time(), letter.number)
             self._topic.cursor_moved()
         self._settle()
 

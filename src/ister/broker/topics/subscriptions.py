@@ -1,4 +1,4 @@
-"""The subscriptions that a broker serves: creating, opening, closing and deleting them, and their consumers by id."""
+"""The subscriptions that a broker serves: creating, opening, closing, deleting and expiring them; their consumers by id."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ister.broker.topics.records import SubscriptionRecord
-from ister.core.errors import DeniedError, NotFoundError
+from ister.core.errors import DeniedError, DrainingError, IsterError, NotFoundError
 from ister.core.ownership.subscriptions import lease_lost
 
 if TYPE_CHECKING:
+    from ister.broker.topics.broker import Broker
     from ister.broker.topics.consumer import Consumer
     from ister.broker.topics.ownership import SubscriptionOwnership
     from ister.broker.topics.records import Records
     from ister.broker.topics.topic import Subscription, Topic
     from ister.core.dispatch.dispatch import SubscriptionType
-    from ister.core.errors import IsterError
     from ister.storage.cursors.saved import Ranges
 
 log = structlog.get_logger()
+
+SWEEP_S = 1.0
 
 
 class Subscriptions:
@@ -141,3 +143,47 @@ class Subscriptions:
             if consumer.name in subscription.consumers:
                 subscription.leave(consumer)
             log.info("consumer_expired", topic=topic.text, subscription=subscription.name, consumer=consumer.name)
+
+
+async def sweep(broker: Broker) -> None:
+    """Expire producers, consumers and subscriptions of all topics once a second, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        try:
+            await broker.ownership.retry_releases()
+        except Exception:  # the root of a task: later sweeps must go on
+            log.exception("sweep_failed")
+        now = loop.time()
+        for topic in list(broker.topics.values()):
+            try:
+                topic.expire_producers(now)
+                # A change may take minutes; the other topics do not wait for it.
+                if topic.subscriptions and topic.problem is None and not broker.topics.is_changing(topic.name):
+                    await _sweep_topic(broker, topic, now)
+            except DrainingError:
+                if broker.topics.draining:
+                    return  # otherwise only this topic is being deleted
+            except IsterError as error:
+                log.warning("sweep_failed", topic=topic.text, cause=str(error))
+            except Exception:  # the root of a task: other topics and later sweeps must go on
+                log.exception("sweep_failed", topic=topic.text)
+
+
+async def _sweep_topic(broker: Broker, topic: Topic, now: float) -> None:
+    settings = broker.settings
+    await broker.ownership.expire(topic, now)
+    for name, subscription in list(topic.subscriptions.items()):
+        idle_s = settings.volatile_subscription_expiry_s
+        if subscription.is_expired(now, idle_s):
+            async with broker.topics.changing_hosted(topic) as hosted:
+                # A consumer may have come while we waited for the lock.
+                same = hosted and topic.subscriptions.get(name) is subscription
+                if same and subscription.is_expired(now, idle_s):
+                    await broker.subscriptions.delete(topic, name)
+            continue
+        if subscription.consumers.expired(now, settings.consumer_expiry_s):
+            async with broker.topics.changing_hosted(topic) as hosted:
+                still = subscription.consumers.expired(now, settings.consumer_expiry_s)
+                if hosted and topic.subscriptions.get(name) is subscription and still:
+                    await broker.subscriptions.expire_consumers(topic, subscription, still)

@@ -7,7 +7,7 @@ metadata was lost, epochs would repeat; the tables record them too, so an owner 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -72,7 +72,7 @@ class Pipelines:
 
     def has_owner(self) -> bool:
         """Return True if a pipeline is running, that is, watches for wake-ups."""
-        return self.wakeups.is_watched
+        return bool(self.wakeups.watches)
 
     def check(self, epoch: int) -> None:
         """Raise PreconditionError unless this is the owner's epoch."""
@@ -137,14 +137,6 @@ class Pipelines:
         self.wakeups.forget(str(topic))
 
 
-class Wanted(NamedTuple):
-    """A producer waits for everything below `upto` of one topic and generation to be in the table."""
-
-    topic: str
-    generation: int
-    upto: int
-
-
 class Wakeups:
     """The offsets that producers wait for, and the pipelines that watch them.
 
@@ -152,20 +144,15 @@ class Wakeups:
     """
 
     def __init__(self) -> None:
+        self.watches: set[_Watch] = set()
         self._wanted: dict[tuple[str, int], int] = {}
-        self._watches: set[_Watch] = set()
-
-    @property
-    def is_watched(self) -> bool:
-        """True if a pipeline watches."""
-        return bool(self._watches)
 
     def wake(self, topic: str, generation: int, upto: int) -> None:
         """Request that everything below `upto` be written to the table."""
         key = (topic, generation)
         if upto > self._wanted.get(key, 0):
             self._wanted[key] = upto
-            for watch in self._watches:
+            for watch in self.watches:
                 watch.add(key)
 
     def reached(self, topic: str, generation: int, upto: int) -> None:
@@ -181,19 +168,19 @@ class Wakeups:
 
     def end(self) -> None:
         """End every present watch."""
-        for watch in self._watches:
+        for watch in self.watches:
             watch.end()
 
-    async def watch(self) -> AsyncGenerator[Wanted]:
-        """Yield present and future requests; several of one topic between two iterations are one."""
+    async def watch(self) -> AsyncGenerator[tuple[str, int, int]]:
+        """Yield present and future requests as topic, generation and offset; several of one topic between two iterations are one."""
         watch = _Watch(self._wanted)
-        self._watches.add(watch)
+        self.watches.add(watch)
         try:
             while (key := await watch.next()) is not None:
                 if key in self._wanted:
-                    yield Wanted(*key, self._wanted[key])
+                    yield *key, self._wanted[key]
         finally:
-            self._watches.discard(watch)
+            self.watches.discard(watch)
 
 
 class _Watch:

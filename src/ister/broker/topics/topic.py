@@ -142,13 +142,17 @@ class Topic:
         if self.closing:
             raise DrainingError(f"topic {self.text} is being closed; look it up again")
         if self.problem is not None:
-            self._broker.met_problem()
+            self._broker.retries.retry_soon()
             raise self.problem
 
     def set_storage(self, storage: Stored | None, problem: IsterError | None) -> None:
         """Set the opened storage, or the problem why it cannot be used."""
         self._storage, self.problem = storage, problem
         self.recovered_offset = 0 if storage is None else storage.next_offset
+
+    def set_problem(self, problem: IsterError) -> None:
+        """Set why it cannot be deleted."""
+        self.problem = problem
 
     def update(self, record: TopicRecord, policies: CompletePolicies | None = None) -> None:
         """Replace the record after it was written; with `policies`, apply them."""
@@ -189,8 +193,7 @@ class Topic:
             raise PreconditionError(f"topic {self.text} has another producer, and one of them wants it alone")
         known = self.producers.get(number)
         if known is not None:
-            known.seen = now
-            known.exclusive = exclusive
+            known.seen, known.exclusive = now, exclusive
             return known
         limit = self.policies.max_producers_per_topic
         if limit and len(self.producers) >= limit:
@@ -225,7 +228,8 @@ class Topic:
             raise
         self._count(message)
         if self._waits_for_lake:
-            await self._broker.wait_in_table(self, offset + 1)
+            timeout_s = self.policies.ack_timeout_ms / 1000
+            await self._broker.pipelines.wait_upto(self.name, self.generation, offset + 1, timeout_s)
         return offset
 
     def _count(self, message: StreamMessage) -> None:
@@ -275,15 +279,15 @@ class Topic:
 
     def cursors(self) -> dict[str, int]:
         """Return every subscription's cursor in memory."""
-        return {
-            name: subscription.cursor
-            for name, subscription in self.subscriptions.items()
-            if isinstance(subscription, ReliableSubscription)
-        }
+        return {name: subscription.cursor for name, subscription in self.reliable_subscriptions().items()}
+
+    def reliable_subscriptions(self) -> dict[str, ReliableSubscription]:
+        """Return the subscriptions that have cursors: all of a reliable topic, none of another."""
+        return {name: served.reliable for name, served in self.subscriptions.items() if served.reliable is not None}
 
     def wall_us(self) -> int:
         """Return the wall-clock time in microseconds."""
-        return self._broker.wall_us()
+        return self._broker.clock.wall_us()
 
     def cursor_moved(self) -> None:
         """Schedule saving the cursors."""
@@ -317,7 +321,8 @@ class Topic:
         try:
             saved = await self._storage.save_cursors(wanted)
         except CursorTakenError as error:
-            return not await self._broker.cursors_taken(self, error)
+            log.warning("cursors_taken", topic=self.text, cause=str(error))
+            return not await self._broker.ownership.cursors_taken(self)
         return any(saved.get(name, cursor) < cursor for name, cursor in wanted.items())
 
     def release_cursor(self, subscription: str) -> None:
@@ -331,11 +336,7 @@ class Topic:
             await asyncio.wait({self._save_task})
         if self._storage is not None and self.subscriptions:
             await self._storage.flush()
-            finished = {
-                name: subscription.finished
-                for name, subscription in self.subscriptions.items()
-                if isinstance(subscription, ReliableSubscription)
-            }
+            finished = {name: subscription.finished for name, subscription in self.reliable_subscriptions().items()}
             await self._storage.save_cursors(self.cursors(), finished)
 
     def close(self, failure: IsterError | None = None) -> None:

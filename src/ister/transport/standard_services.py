@@ -1,4 +1,4 @@
-"""The standard health service (grpc.health.v1)."""
+"""The standard health service (grpc.health.v1) and reflection service (grpc.reflection.v1alpha)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from grpc_health.v1.health_pb2 import (
     HealthListRequest,
     HealthListResponse,
 )
+from grpc_reflection.v1alpha.reflection import SERVICE_NAME, ReflectionServicer
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from ister.core.errors import NotFoundError
-from ister.transport.service import ServerStream, Service, Unary
+from ister.transport.service import BidirectionalStream, ServerStream, Service, Unary
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -62,3 +64,15 @@ class Health:
             known = request.service in self._names
             yield HealthCheckResponse(status=self._status if known else HealthCheckResponse.SERVICE_UNKNOWN)
             await changed.wait()
+
+
+def reflection(services: Iterable[str]) -> Service:
+    """Return the service that describes these services and itself."""
+    known = ReflectionServicer((*services, SERVICE_NAME))
+
+    async def describe(request: ServerReflectionRequest) -> ServerReflectionResponse:
+        answer: ServerReflectionResponse = next(iter(known.ServerReflectionInfo(iter((request,)), None)))
+        return answer
+
+    method = BidirectionalStream("ServerReflectionInfo", describe, ServerReflectionRequest, ServerReflectionResponse)
+    return Service(SERVICE_NAME, (method,))
