@@ -11,7 +11,7 @@ import pytest
 
 from ister.core.errors import FencedError
 from ister.pipeline import job as writing
-from ister.pipeline.job import JobFailedError, SparkGoneError, can_run, collect, is_alive
+from ister.pipeline.job import JobFailedError, SparkGoneError, can_run, is_alive
 from ister.pipeline.loop import drain
 from ister.pipeline.task import write_splits
 from ister.rpc import ister_v1_pb2 as pb
@@ -203,7 +203,7 @@ class Stopped:
 
 def test_a_job_on_a_spark_that_is_gone_says_so():
     with pytest.raises(SparkGoneError, match="start the pipeline again"):
-        collect(Stopped(), pytest.fail, "")
+        can_run(Stopped(), 1)
 
 
 def test_metadata_that_is_older_than_the_tables_fences_nobody(spark, catalog, broker):

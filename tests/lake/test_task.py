@@ -12,6 +12,7 @@ import pytest
 
 from ister.lake import parquet
 from ister.lake.columns import table_rows
+from ister.pipeline import task
 from ister.pipeline.task import Reach, WriteJob, ease_reuse, write_splits
 from parts.lake import messages
 
@@ -38,6 +39,7 @@ def archive(tmp_path, monkeypatch):
 @pytest.fixture
 def unfrozen():
     gc.unfreeze()
+    task._freeze_imports.cache_clear()
     yield
     gc.unfreeze()
 

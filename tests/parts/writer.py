@@ -141,7 +141,7 @@ def written(plan, misfits=()):
     start, stop = plan.splits[0].start, plan.splits[-1].stop
     nothing = {}
     file = Written(
-        f"{plan.location}/{start}",
+        f"file:///nowhere/{plan.topic}/{start}",
         10,
         stop - start,
         0,

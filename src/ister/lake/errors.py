@@ -15,17 +15,16 @@ FORMAT_VERSION_MAX = 2
 """PyIceberg writes no manifests of a newer one."""
 
 
-def error_text(error: BaseException) -> str:
-    """Return an exception's type and message."""
-    return f"{type(error).__name__}: {error}"
+def error_text(error: BaseException | str) -> str:
+    """Return an exception's type and message; a text as it is."""
+    return error if isinstance(error, str) else f"{type(error).__name__}: {error}"
 
 
 class CommitRefusedError(FencedError):
     """Another owner has claimed the table: this writer must stop."""
 
     def __init__(self, table: str, reason: str) -> None:
-        self.table = table
-        self.reason = reason
+        self.table, self.reason = table, reason
         super().__init__(f"table {table} takes no commit: {reason}; nothing was changed, stop: another one carries on")
 
 
@@ -33,8 +32,7 @@ class CommitMisplacedError(BusyError):
     """An append that does not start at the table's committed offset; refresh the table and plan again."""
 
     def __init__(self, table: str, reason: str) -> None:
-        self.table = table
-        self.reason = reason
+        self.table, self.reason = table, reason
         super().__init__(f"table {table} takes no such commit: {reason}; nothing was changed, plan again from its end")
 
 
@@ -42,8 +40,7 @@ class TableMovedError(CorruptError):
     """The table is not what was last committed: rolled back, emptied, replaced or dropped."""
 
     def __init__(self, table: str, found: str) -> None:
-        self.table = table
-        self.found = found
+        self.table, self.found = table, found
         super().__init__(
             f"table {table} is not as it was left: {found}; its topic is not committed to it any more, "
             "run `ister lake repair` to append what is missing from the log or the objects"
@@ -54,8 +51,7 @@ class OutsideWarehouseError(TableMovedError):
     """A table has files outside of the configured local warehouse, as in a data directory that was copied or moved."""
 
     def __init__(self, table: str, place: str, warehouse: str) -> None:
-        self.place = place
-        self.warehouse = warehouse
+        self.place, self.warehouse = place, warehouse
         super().__init__(table, f"{place} lies outside of the warehouse {warehouse}")
 
     def __str__(self) -> str:
@@ -90,9 +86,7 @@ class LakeUnavailableError(BusyError):
     """The catalog or the warehouse is unreachable or fails; no snapshot was committed."""
 
     def __init__(self, table: str, action: str, cause: str | BaseException) -> None:
-        self.table = table
-        self.action = action
-        self.cause = cause if isinstance(cause, str) else error_text(cause)
+        self.table, self.action, self.cause = table, action, error_text(cause)
         super().__init__(f"could not {action} table {table}: {self.cause}; nothing was committed, try again later")
 
 
@@ -100,10 +94,7 @@ class MissingRowsError(CorruptError):
     """Rows below the table's committed offset are not in it."""
 
     def __init__(self, table: str, start: int, stop: int, partition: int = 0) -> None:
-        self.table = table
-        self.start = start
-        self.stop = stop
-        self.partition = partition
+        self.table, self.start, self.stop, self.partition = table, start, stop, partition
         super().__init__(
             f"table {table} does not have offsets {start} to {stop - 1} of partition {partition}, which it says it holds; "
             "run `ister lake repair` if the log or the objects still have them, or read with on_missing: skip"
@@ -114,9 +105,7 @@ class CorruptRowsError(CorruptError):
     """A row or a data file differs from what was committed."""
 
     def __init__(self, table: str, file: str, reason: str) -> None:
-        self.table = table
-        self.file = file
-        self.reason = reason
+        self.table, self.file, self.reason = table, file, reason
         super().__init__(f"table {table}, file {file}: {reason}; nothing of it is delivered")
 
 
@@ -124,9 +113,7 @@ class CommitConflictError(BusyError):
     """Every attempt lost to a concurrent commit; no snapshot was committed."""
 
     def __init__(self, table: str, tries: int, cause: str | BaseException) -> None:
-        self.table = table
-        self.tries = tries
-        self.cause = cause if isinstance(cause, str) else error_text(cause)
+        self.table, self.tries, self.cause = table, tries, error_text(cause)
         super().__init__(
             f"table {table} was changed by others each time, in {tries} tries ({self.cause}); nothing was committed, try again"
         )
@@ -136,8 +123,7 @@ class CommitUnknownError(UnknownOutcomeError):
     """A commit may or may not have landed, and the table cannot be read to find out."""
 
     def __init__(self, table: str, cause: str | BaseException) -> None:
-        self.table = table
-        self.cause = cause if isinstance(cause, str) else error_text(cause)
+        self.table, self.cause = table, error_text(cause)
         super().__init__(
             f"table {table} may or may not have the commit ({self.cause}); delete none of its files, and offer the same again "
             "once the catalog answers: what has landed is not committed twice"

@@ -15,7 +15,7 @@ import os
 from base64 import b64decode
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 from pyarrow.fs import FileSelector, GcsFileSystem
@@ -49,12 +49,6 @@ PATH_PROPERTIES = ("write.data.path", "write.metadata.path", "write.object-stora
 
 _OF_FILES = ("s3.", "gcs.", "adls.", "client.", "hdfs.", ROOT, PY_IO_IMPL)
 _FILES = OsFiles()  # caches which directories are fsynced
-
-
-class _Directories(Protocol):
-    def make_directory(self, directory: Path) -> None: ...
-
-    def sync_directory(self, directory: Path) -> None: ...
 
 
 def is_local(location: str) -> bool:
@@ -202,15 +196,14 @@ class _SyncedFile(PyArrowFile):
     def create(self, overwrite: bool = False) -> OutputStream:  # noqa: FBT001, FBT002  # the library's signature
         path = Path(self._path)
         _FILES.make_directory(path.parent)
-        return _SyncedStream(path, "wb" if overwrite else "xb", _FILES)
+        return _SyncedStream(path, "wb" if overwrite else "xb")
 
 
 class _SyncedStream(io.BufferedWriter):
     """A file that is fsynced on close, with its directory."""
 
-    def __init__(self, path: Path, mode: str, directories: _Directories) -> None:
+    def __init__(self, path: Path, mode: str) -> None:
         self._directory = path.parent
-        self._directories = directories
         super().__init__(io.FileIO(path, mode), 1 << 20)
 
     def close(self) -> None:
@@ -221,4 +214,4 @@ class _SyncedStream(io.BufferedWriter):
             os.fsync(self.fileno())
         finally:
             super().close()
-        self._directories.sync_directory(self._directory)
+        _FILES.sync_directory(self._directory)

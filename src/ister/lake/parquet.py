@@ -108,10 +108,8 @@ def write_files(
 
 def data_file(written: Written, spec_id: int) -> DataFile:
     """Return the manifest entry of a written file."""
-    return DataFile.from_args(
-        content=DataFileContent.DATA,
+    return _data_file(
         file_path=written.path,
-        file_format=FileFormat.PARQUET,
         partition=Record(written.day),
         file_size_in_bytes=written.bytes,
         record_count=written.rows,
@@ -124,36 +122,39 @@ def data_file(written: Written, spec_id: int) -> DataFile:
         split_offsets=written.split_offsets,
         sort_order_id=None,
         spec_id=spec_id,
-        equality_ids=None,
-        key_metadata=None,
     )
 
 
 def open_copy(stream: OutputStream, schema: pa.Schema) -> pq.ParquetWriter:
     """Open a Parquet file with the columns of another data file, written by any engine."""
-    return _parquet_writer(stream, schema, _columns(schema.serialize().to_pybytes()))
+    return _parquet_writer(stream, schema, _columns_of(schema))
 
 
 def copied_file(old: DataFile, path: str, size: int, writer: pq.ParquetWriter, schema: pa.Schema) -> DataFile:
     """Return the manifest entry of a finished partial copy, in the partition of the old file."""
-    found = _statistics(writer, _columns(schema.serialize().to_pybytes()))
-    copied = DataFile.from_args(
-        content=DataFileContent.DATA,
+    copied = _data_file(
         file_path=path,
-        file_format=FileFormat.PARQUET,
         partition=old.partition,
         file_size_in_bytes=size,
         sort_order_id=old.sort_order_id,
-        equality_ids=None,
-        key_metadata=None,
-        **found,
+        **_statistics(writer, _columns_of(schema)),
     )
     copied.spec_id = old.spec_id
     return copied
 
 
+def _data_file(**fields: Any) -> DataFile:
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_format=FileFormat.PARQUET,
+        equality_ids=None,
+        key_metadata=None,
+        **fields,
+    )
+
+
 class _Writer:
-    """The open file of a day, and the finished ones."""
+    """The finished files, and the open one, whose rows wait until they are a row group."""
 
     def __init__(self, files: FileIO, location: str, partition: int, name: str, target_bytes: int) -> None:
         self._files = files
@@ -174,11 +175,13 @@ class _Writer:
             self._end_file()
         for rows_slice in _slices(rows, self._group_bytes):
             if self._open is None:
-                self._begin_file(day, rows_slice)
+                self._open = self._new_file(day, rows_slice)
             self._pending.append(rows_slice)
             self._pending_bytes += rows_slice.nbytes
             if self._pending_bytes >= self._group_bytes:
-                self._end_group()
+                self._end_group(self._open)
+                if self._open.stream.tell() >= self._target_bytes:
+                    self._end_file()
 
     def finish(self) -> list[Written]:
         """Close the last file and return all."""
@@ -194,27 +197,21 @@ class _Writer:
             with suppress(Exception):
                 self._files.delete(path)
 
-    def _begin_file(self, day: int, rows: pa.RecordBatch) -> None:
+    def _new_file(self, day: int, rows: pa.RecordBatch) -> _OpenFile:
         first = rows.column("topic_offset")[0].as_py()
         directory = f"{self._location}/data/{DAY}={np.datetime64(day, 'D')}"
         path = f"{directory}/{self._partition:05d}-{first:020d}-{self._name}.parquet"
         self._paths.append(path)
-        self._open = _OpenFile(path, day, first, rows.schema, self._files.new_output(path).create())
+        return _OpenFile(path, day, first, rows.schema, self._files.new_output(path).create())
 
-    def _end_group(self) -> None:
-        assert self._open is not None, "rows belong to a file"
-        if not self._pending:
-            return
-        table = pa.Table.from_batches(self._pending)
-        self._pending, self._pending_bytes = [], 0
-        self._open.write(table)
-        if self._open.stream.tell() >= self._target_bytes:
-            self._end_file()
+    def _end_group(self, file: _OpenFile) -> None:
+        if self._pending:
+            file.write(pa.Table.from_batches(self._pending))
+            self._pending, self._pending_bytes = [], 0
 
     def _end_file(self) -> None:
-        if self._open is not None and self._pending:
-            self._end_group()
         if self._open is not None:
+            self._end_group(self._open)
             self._done.append(self._open.close(self._partition))
             self._open = None
 
@@ -224,6 +221,10 @@ class _Columns(NamedTuple):
 
     statistics: dict[int, StatisticsCollector]
     ids: dict[str, int]
+
+
+def _columns_of(schema: pa.Schema) -> _Columns:
+    return _columns(schema.serialize().to_pybytes())
 
 
 @lru_cache(maxsize=64)
@@ -260,7 +261,7 @@ class _OpenFile:
         self.stream = stream
         self._first = first_offset
         self._last = first_offset - 1
-        self._columns = _columns(schema.serialize().to_pybytes())
+        self._columns = _columns_of(schema)
         self._writer = _parquet_writer(stream, schema, self._columns)
 
     def write(self, table: pa.Table) -> None:
@@ -282,10 +283,7 @@ class _OpenFile:
             partition=partition,
             first_offset=self._first,
             last_offset=self._last,
-            split_offsets=found["split_offsets"],
-            column_sizes=found["column_sizes"],
-            value_counts=found["value_counts"],
-            null_value_counts=found["null_value_counts"],
+            **{name: found[name] for name in ("split_offsets", "column_sizes", "value_counts", "null_value_counts")},
             lower_bounds={field_id: b64encode(bound).decode() for field_id, bound in found["lower_bounds"].items()},
             upper_bounds={field_id: b64encode(bound).decode() for field_id, bound in found["upper_bounds"].items()},
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestEntryStatus
+from pyiceberg.manifest import DataFileContent
 from pyiceberg.table.snapshots import Operation, SnapshotSummaryCollector, Summary, update_snapshot_summaries
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import EMPTY_DICT
@@ -21,6 +21,7 @@ from ister.lake.deletes import deleted_of
 from ister.lake.errors import CorruptRowsError
 from ister.lake.manifests import SnapshotFiles
 from ister.lake.parquet import ROW_GROUP_BYTES, copied_file, open_copy
+from ister.lake.snapshot import added_entry
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -66,15 +67,7 @@ class Overwrite(_OverwriteFiles):
             with self.new_manifest_writer(self.spec(spec_id)) as writer:
                 for file in added:
                     if file.spec_id == spec_id:
-                        writer.add(
-                            ManifestEntry.from_args(
-                                status=ManifestEntryStatus.ADDED,
-                                snapshot_id=self.snapshot_id,
-                                sequence_number=None,
-                                file_sequence_number=None,
-                                data_file=file,
-                            )
-                        )
+                        writer.add(added_entry(file, self.snapshot_id))
             listed = [writer.to_manifest_file(), *listed]
         return listed
 

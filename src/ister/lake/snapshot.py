@@ -79,11 +79,6 @@ class Staged(NamedTuple):
     """As its manifest list has them."""
     expired: list[Snapshot]
 
-    @property
-    def snapshot_id(self) -> int:
-        """The snapshot's id."""
-        return self.snapshot.snapshot_id
-
 
 class Stage:
     """Writes one snapshot; `discard` deletes what was written so far."""
@@ -148,10 +143,13 @@ class Stage:
                 "schema-id": self._metadata.current_schema_id,
             }
         )
+        # A new snapshot would reset the user's settings of the branch.
+        ref = self._metadata.refs.get(MAIN_BRANCH)
+        settings = {} if ref is None else ref.model_dump(by_alias=True, exclude_none=True)
         main = {"ref-name": MAIN_BRANCH, "type": SnapshotRefType.BRANCH, "snapshot-id": self._snapshot_id}
         updates: tuple[TableUpdate, ...] = (
             AddSnapshotUpdate(snapshot=snapshot),
-            SetSnapshotRefUpdate.model_validate({**self._ref_settings(), **main}),
+            SetSnapshotRefUpdate.model_validate(settings | main),
             SetPropertiesUpdate(updates=properties),
         )
         expired = self._expired(now_ms)
@@ -171,34 +169,23 @@ class Stage:
         delete_all(self._table, self._written)
 
     def _manifests(self, files: list[DataFile], parent: Snapshot | None) -> list[ManifestFile]:
-        ours: list[ManifestFile] = []
-        others: list[ManifestFile] = []
-        for old in () if parent is None else self._listed(parent):
-            if old.content == ManifestContent.DATA and old.partition_spec_id == self.spec.spec_id:
-                ours.append(old)
-            else:
-                others.append(old)
-        ours = [old for old in ours if _live(old)]
-        added = [
-            ManifestEntry.from_args(
-                status=ManifestEntryStatus.ADDED,
-                snapshot_id=self._snapshot_id,
-                sequence_number=None,
-                file_sequence_number=None,
-                data_file=file,
-            )
-            for file in files
-        ]
+        listed: Sequence[ManifestFile] = ()
+        if parent is not None:
+            known = self._newest.get(parent.snapshot_id)
+            listed = parent.manifests(self._table.io) if known is None else known
+        others = [old for old in listed if not self._is_ours(old)]
+        ours = [old for old in listed if self._is_ours(old) and _live(old)]
+        added = [added_entry(file, self._snapshot_id) for file in files]
         # The new files come last, so that the positions of the others do not change.
         merge = to_merge([*map(_live, ours), len(added)]) if added else []
         merged = [ours[position] for position in merge if position < len(ours)]
-        kept = [old for position, old in enumerate(ours) if position not in merge]
+        rest = [old for position, old in enumerate(ours) if position not in merge]
         if added and len(ours) not in merge:
-            kept = [self._manifest(added, []), *kept]
+            rest = [self._manifest(added, []), *rest]
             added = []
         if added or merged:
-            kept = [self._manifest(added, merged), *kept]
-        return [*kept, *others]
+            rest = [self._manifest(added, merged), *rest]
+        return [*rest, *others]
 
     def _manifest(self, added: list[ManifestEntry], merged: list[ManifestFile]) -> ManifestFile:
         path = self._path(f"{self._uuid}-m{len(self._written)}.avro")
@@ -217,9 +204,8 @@ class Stage:
                     writer.existing(entry)
         return writer.to_manifest_file()
 
-    def _listed(self, snapshot: Snapshot) -> Sequence[ManifestFile]:
-        known = self._newest.get(snapshot.snapshot_id)
-        return snapshot.manifests(self._table.io) if known is None else known
+    def _is_ours(self, manifest: ManifestFile) -> bool:
+        return manifest.content == ManifestContent.DATA and manifest.partition_spec_id == self.spec.spec_id
 
     def _path(self, name: str) -> str:
         path = self._locations.new_metadata_location(name)
@@ -246,18 +232,6 @@ class Stage:
         current = self._metadata.current_snapshot_id
         free = expirable(lineage, named=named, current=current, keep=1, grace_ms=self._grace_ms, now_ms=now_ms)
         return [snapshots[snapshot_id] for snapshot_id in free[: len(snapshots) + 1 - SNAPSHOTS_KEPT]]
-
-    def _ref_settings(self) -> dict[str, int]:
-        """Return the user's settings of the main branch, which a new snapshot would reset."""
-        ref = self._metadata.refs.get(MAIN_BRANCH)
-        if ref is None:
-            return {}
-        settings = {
-            "max-ref-age-ms": ref.max_ref_age_ms,
-            "max-snapshot-age-ms": ref.max_snapshot_age_ms,
-            "min-snapshots-to-keep": ref.min_snapshots_to_keep,
-        }
-        return {name: value for name, value in settings.items() if value is not None}
 
 
 def stamp(metadata: TableMetadata, now_ms: int) -> int:
@@ -303,6 +277,17 @@ def lineage_of(snapshots: Iterable[Snapshot]) -> list[Lineage]:
         )
         for one in snapshots
     ]
+
+
+def added_entry(file: DataFile, snapshot_id: int) -> ManifestEntry:
+    """Return the manifest entry of a new file; the commit assigns its sequence numbers."""
+    return ManifestEntry.from_args(
+        status=ManifestEntryStatus.ADDED,
+        snapshot_id=snapshot_id,
+        sequence_number=None,
+        file_sequence_number=None,
+        data_file=file,
+    )
 
 
 def delete_all(table: Table, paths: Iterable[str]) -> None:

@@ -286,7 +286,7 @@ class LakeTable:
                 before.name(), response.metadata, response.metadata_location, before.io, before.catalog, before.config
             )
             self._delete_old_metadata(before, staged)
-            return staged.snapshot_id
+            return staged.snapshot.snapshot_id
         if unknown is not None:
             raise CommitUnknownError(self._name, unknown) from unknown
         assert refused is not None, "otherwise it was committed"
@@ -309,8 +309,8 @@ class LakeTable:
         """
         logged = {entry.metadata_file for entry in self._table.metadata.metadata_log}
         delete_all(before, {entry.metadata_file for entry in before.metadata.metadata_log} - logged)
-        self._manifests[staged.snapshot_id] = frozenset(one.manifest_path for one in staged.manifests)
-        self._newest = {staged.snapshot_id: staged.manifests}
+        self._manifests[staged.snapshot.snapshot_id] = frozenset(one.manifest_path for one in staged.manifests)
+        self._newest = {staged.snapshot.snapshot_id: staged.manifests}
         if staged.expired:
             self._enqueue_expired(before, staged)
         while self._deletions and self._deletions[0][0] <= self._now():
@@ -328,11 +328,9 @@ class LakeTable:
             return
         live = {snapshot.snapshot_id for snapshot in self._table.metadata.snapshots}
         referenced = frozenset[str]().union(*(self._manifests[snapshot_id] for snapshot_id in live))
-        unreferenced = (
-            frozenset[str]().union(*(self._manifests[old.snapshot_id] for old in staged.expired)) - referenced
-        )
+        expired = frozenset[str]().union(*(self._manifests[old.snapshot_id] for old in staged.expired))
         lists = [old.manifest_list for old in staged.expired]
-        self._deletions.extend((due, path) for path in (*sorted(unreferenced), *lists))
+        self._deletions.extend((due, path) for path in (*sorted(expired - referenced), *lists))
         self._manifests = {key: paths for key, paths in self._manifests.items() if key in live}
 
     @property

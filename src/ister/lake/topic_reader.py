@@ -51,15 +51,11 @@ class TableFollower(Reader, Generic[S]):
 
     def __init__(self, offset: int) -> None:
         super().__init__()
-        self._next = offset
+        self.next_offset = offset
+        """The offset that will be read from the table next."""
         self._stream: S | None = None
         self.skipped_upto = 0
         """The offset after the last missing one that was skipped, 0 when none was."""
-
-    @property
-    def next_offset(self) -> int:
-        """The offset that will be read from the table next."""
-        return self._next
 
     async def close(self) -> None:
         """Stop reading ahead."""
@@ -83,7 +79,7 @@ class TableFollower(Reader, Generic[S]):
             except BaseException:
                 await self.close()
                 raise
-            self._next = stream.next_offset
+            self.next_offset = stream.next_offset
             self.skipped_upto = max(self.skipped_upto, stream.skipped_upto)
             if found:
                 return found
@@ -100,7 +96,7 @@ class TopicReader(TableFollower["LakeStream"]):
     @property
     def lag(self) -> int:
         """The unread messages in the table, as of the last refresh."""
-        return max(0, self._table.end.upto - self._next)
+        return max(0, self._table.end.upto - self.next_offset)
 
     async def read_batch(self) -> pa.RecordBatch:
         """Return the next messages as Arrow, at least one; do not mix it with the other ways to read."""
@@ -109,8 +105,8 @@ class TopicReader(TableFollower["LakeStream"]):
     async def _opened(self) -> LakeStream:
         while self._stream is None:
             end = await self._table.look()
-            if end.upto > self._next:
-                self._stream = self._table.open(self._next, end.upto)
+            if end.upto > self.next_offset:
+                self._stream = self._table.open(self.next_offset, end.upto)
             else:
                 await asyncio.sleep(self._table.reads.options.poll_interval_s)
         return self._stream

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import structlog
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ister.core.message import StreamMessage
     from ister.core.names import TopicName
     from ister.core.table.data_files import Changes, DataFileEntry
+    from ister.lake.catalog import LakeCatalog, LazyLakeCatalog
     from ister.lake.manifests import DeleteFile
     from ister.lake.scan import Rows, ScanMode
     from ister.lake.table import LakeTable
@@ -66,23 +68,11 @@ class ReaderOptions:
     on_missing: Literal["fail", "skip"] = "fail"
 
 
-class TableFinder(Protocol):
-    """A catalog that finds tables, perhaps opened on first use."""
-
-    def find(self, topic: TopicName, generation: int) -> LakeTable | None:
-        """Return a topic's table if there is one."""
-        ...
-
-    def close(self) -> None:
-        """Close the catalog."""
-        ...
-
-
 @dataclass(slots=True)
 class TableReads:
     """The catalog, threads and counters that all readers of a process share. Close it at the end."""
 
-    lake: TableFinder
+    lake: LakeCatalog | LazyLakeCatalog
     options: ReaderOptions = field(default_factory=ReaderOptions)
     seen: ReadCounters = field(default_factory=ReadCounters)
     files: ThreadPoolExecutor = field(init=False)
@@ -115,16 +105,16 @@ class LakeTopicTable:
     """One topic's rows; a `ister.storage.tiered_reader.TopicTable`."""
 
     def __init__(self, reads: TableReads, topic: TopicName, generation: int) -> None:
-        found = partition_of(topic)
         self.topic = topic
-        self.partition = 0 if found is None else found[1]
+        self.partition = (partition_of(topic) or (topic, 0))[1]
         self.reads = reads
         self._generation = generation
         self._table: LakeTable | None = None
         self._moved = False
         self._listed = SnapshotFiles()
         self._lock = threading.Lock()
-        self._end = NO_TABLE
+        self.end = NO_TABLE
+        """The end of the table at the last refresh."""
         self._synced: set[str] = set()
         self._closed = False
 
@@ -148,17 +138,16 @@ class LakeTopicTable:
                 self._moved = True  # until this succeeds: it may have been dropped and re-created, so the next refresh searches for it
                 self._table.refresh()
             self._moved = False
-            snapshot = self._table.snapshot
             before = self._listed.snapshot_id
             try:
-                self._listed.load(snapshot, self._table.files)
+                self._listed.load(self._table.snapshot, self._table.files)
             except Exception as error:
                 raise LakeUnavailableError(self.name, "list files of", error) from error
             if self._listed.snapshot_id != before:
                 self.reads.seen.snapshots += 1
             newest = max((entry.append_time_us for entry in self._listed.entries), default=0)
-            self._end = TableEnd(self._table.upto(self.partition), newest, self._listed.snapshot_id)
-            return self._end
+            self.end = TableEnd(self._table.upto(self.partition), newest, self._listed.snapshot_id)
+            return self.end
 
     def plan_scan(self, before: int | None, after: int) -> Changes:
         """Return the data files that differ between two snapshots; without the first, all of the second.
@@ -179,11 +168,6 @@ class LakeTopicTable:
     def name(self) -> str:
         """The table's name, or the topic's while there is none."""
         return str(self.topic) if self._table is None else ".".join(self._table.identifier)
-
-    @property
-    def end(self) -> TableEnd:
-        """The end of the table at the last refresh."""
-        return self._end
 
     def weight(self) -> Weight:
         """Return the size of the last refreshed snapshot, of all partitions. No I/O."""
@@ -206,10 +190,10 @@ class LakeTopicTable:
         """Yield the rows [start, stop), dense and in order; blocks on files, so call it in a thread."""
         at = start
         while at < stop:
-            if self._end.upto < stop:
+            if self.end.upto < stop:
                 self.refresh()
-            if self._end.upto < stop:
-                raise MissingRowsError(self.name, max(at, self._end.upto), stop, self.partition)
+            if self.end.upto < stop:
+                raise MissingRowsError(self.name, max(at, self.end.upto), stop, self.partition)
             scan = self._scan(at, stop, mode)
             try:
                 for rows in scan:
@@ -241,15 +225,10 @@ class LakeTopicTable:
         """
         with self._lock:
             entries, deletes = self._listed.plan(start, stop, self.partition), self._listed.deletes
-        seen: set[str] = set()
-        for entry in entries:
-            if entry.path in seen:
-                raise CorruptRowsError(
-                    self.name,
-                    entry.path,
-                    "the snapshot lists it twice, and with it each of its rows; run `ister lake repair`",
-                )
-            seen.add(entry.path)
+        for path, count in Counter(entry.path for entry in entries).items():
+            if count > 1:
+                cause = "the snapshot lists it twice, and with it each of its rows; run `ister lake repair`"
+                raise CorruptRowsError(self.name, path, cause)
         return entries, deletes
 
     def _scan(self, start: int, stop: int, mode: ScanMode) -> Scan:
@@ -294,7 +273,7 @@ class LakeTopicTable:
         while at < stop:
             end = min(stop, at + PROVE_ROWS)
             if self.refresh().upto < end:
-                raise MissingRowsError(self.name, max(at, self._end.upto), stop, self.partition)
+                raise MissingRowsError(self.name, max(at, self.end.upto), stop, self.partition)
             row_range = RowRange(at, end, self.partition)
             try:
                 held = self._held(row_range)
@@ -348,17 +327,13 @@ class LakeStream:
 
     def __init__(self, table: LakeTopicTable, start: int, stop: int) -> None:
         self._table = table
-        self._next = start
+        self.next_offset = start
+        """The offset that will be read next."""
         self._stop = stop
         self.skipped_upto = 0
         """The offset after the last missing one that was skipped, 0 when none was."""
         self._queue: asyncio.Queue[Rows | BaseException] = asyncio.Queue(table.reads.options.prefetch_size)
         self._pump: asyncio.Task[None] | None = None
-
-    @property
-    def next_offset(self) -> int:
-        """The offset that will be read next."""
-        return self._next
 
     async def read(self) -> list[StreamMessage]:
         """Return the next messages, about a MiB at most; none at the end."""
@@ -383,20 +358,20 @@ class LakeStream:
             self._queue.put_nowait(LogClosedError(str(self._table.topic)))  # for later and pending reads
 
     async def _take(self, mode: ScanMode) -> Rows | None:
-        while self._next < self._stop:
+        while self.next_offset < self._stop:
             if self._pump is None:
-                rows = self._table.rows(self._next, self._stop, mode)
+                rows = self._table.rows(self.next_offset, self._stop, mode)
                 self._pump = asyncio.create_task(self._read_ahead(rows))
             item = await self._queue.get()
             if isinstance(item, StopAsyncIteration):
-                self._next = self.skipped_upto = self._stop  # the rest was missing, and on_missing is skip
+                self.next_offset = self.skipped_upto = self._stop  # the rest was missing, and on_missing is skip
                 break
             if isinstance(item, BaseException):
                 self._queue.put_nowait(item)  # the next read raises it again
                 raise item
-            if item.chunk.start > self._next:
+            if item.chunk.start > self.next_offset:
                 self.skipped_upto = item.chunk.start  # otherwise the scan would have raised
-            self._next = item.chunk.stop
+            self.next_offset = item.chunk.stop
             return item
         return None
 

@@ -10,8 +10,8 @@ import os
 import re
 import threading
 import time
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ from ister.core.table.maintenance import (
 )
 from ister.core.table.names import TOPIC
 from ister.lake.catalog import load_iceberg
-from ister.lake.errors import OutsideWarehouseError
+from ister.lake.errors import OutsideWarehouseError, error_text
 from ister.lake.files import PATH_PROPERTIES, is_inside, is_local, require_inside, root_of, sync_path
 from ister.lake.snapshot import lineage_of
 from ister.pipeline.java import cause_line
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.typedef import Identifier
     from pyspark.sql import Row, SparkSession
 
@@ -75,9 +76,7 @@ class _ProcedureError(Exception):
     TEXT = ""
 
     def __init__(self, table: str, procedure: Procedure, cause: str) -> None:
-        self.table = table
-        self.procedure = procedure
-        self.cause = cause
+        self.table, self.procedure, self.cause = table, procedure, cause
         super().__init__(f"{procedure.value} of table {table}{self.TEXT.format(cause=cause)}")
 
 
@@ -103,8 +102,7 @@ class NothingRewrittenError(BusyError):
     """Compaction rewrote nothing although files need it, which it does when its commits fail silently."""
 
     def __init__(self, table: str, files: int) -> None:
-        self.table = table
-        self.files = files
+        self.table, self.files = table, files
         super().__init__(
             f"compaction of table {table} rewrote none of {files:,} files that need it; see that the table does not set "
             "commit.retry.num-retries, and try again"
@@ -165,32 +163,24 @@ class Upkeep:
 
     def run(self, name: str, procedure: Procedure, *, dry_run: bool = False) -> Result:
         """Run one procedure; a dry run returns what it would do."""
+        run = {
+            Procedure.COMPACT: self._compact,
+            Procedure.MANIFESTS: self._manifests,
+            Procedure.EXPIRE: self._expire,
+            Procedure.ORPHANS: self._orphans,
+        }[procedure]
         location = self._load(name).location()
         start_s = time.time()
         try:
             with in_pool(self._spark, MAINTENANCE):
-                match procedure:
-                    case Procedure.COMPACT:
-                        result = self._compact(name, dry_run=dry_run)
-                    case Procedure.MANIFESTS:
-                        result = self._manifests(name, dry_run=dry_run)
-                    case Procedure.EXPIRE:
-                        result = self._expire(name, dry_run=dry_run)
-                    case Procedure.ORPHANS:
-                        result = self._orphans(name, dry_run=dry_run)
+                result = run(Result(name, procedure, dry_run))
         finally:
             if not dry_run:
                 self._sync(name, procedure, location, start_s)  # a failed procedure may have been committed
         if not dry_run:
             self._done_ms.setdefault(name, {})[procedure] = self._now_ms()
-            log.info(
-                "table_maintained",
-                table=name,
-                procedure=procedure.value,
-                removed=result.removed,
-                added=result.added,
-                bytes=result.size,
-            )
+            counts = {"removed": result.removed, "added": result.added, "bytes": result.size}
+            log.info("table_maintained", table=name, procedure=procedure.value, **counts)
         return result
 
     def _sync(self, name: str, procedure: Procedure, location: str, start_s: float) -> None:
@@ -203,54 +193,38 @@ class Upkeep:
             raise MaintenanceUnknownError(name, procedure, f"what it wrote could not be synced: {error}") from error
         self._synced.add(name)
 
-    def _compact(self, name: str, *, dry_run: bool) -> Result:
-        rules = self._rules
-        before = to_compact(state_of(self._load(name)).files, rules.target_file_bytes)
-        if dry_run or not before.files:
-            return Result(name, Procedure.COMPACT, dry_run, removed=before.files, size=before.size)
+    def _compact(self, result: Result) -> Result:
+        target_bytes = self._rules.target_file_bytes
+        before = to_compact(state_of(self._load(result.table)).files, target_bytes)
+        if result.dry_run or not before.files:
+            return replace(result, removed=before.files, size=before.size)
         options = {
-            "target-file-size-bytes": rules.target_file_bytes,
-            "min-file-size-bytes": int(SMALL * rules.target_file_bytes),
-            "max-file-size-bytes": int(LARGE * rules.target_file_bytes),
+            "target-file-size-bytes": target_bytes,
+            "min-file-size-bytes": int(SMALL * target_bytes),
+            "max-file-size-bytes": int(LARGE * target_bytes),
             "min-input-files": FILES_MIN,
-            "max-file-group-size-bytes": max(GROUP_BYTES_MAX, GROUP_TARGETS_MIN * rules.target_file_bytes),
+            "max-file-group-size-bytes": max(GROUP_BYTES_MAX, GROUP_TARGETS_MIN * target_bytes),
             "max-concurrent-file-group-rewrites": 1,
             "partial-progress.enabled": "false",  # with it a failed commit is not an error
         }
         pairs = ", ".join(f"'{key}', '{value}'" for key, value in options.items())
         [row] = self._call(
-            name,
-            Procedure.COMPACT,
-            f"rewrite_data_files(table => {_quoted(name)}, strategy => 'sort', sort_order => '{ORDER}', options => map({pairs}))",
+            result, "rewrite_data_files", f"strategy => 'sort', sort_order => '{ORDER}', options => map({pairs})"
         )
         if not row.rewritten_data_files_count:
-            raise NothingRewrittenError(name, before.files)
-        return Result(
-            name,
-            Procedure.COMPACT,
-            dry_run,
-            removed=row.rewritten_data_files_count,
-            added=row.added_data_files_count,
-            size=row.rewritten_bytes_count,
-        )
+            raise NothingRewrittenError(result.table, before.files)
+        removed, added = row.rewritten_data_files_count, row.added_data_files_count
+        return replace(result, removed=removed, added=added, size=row.rewritten_bytes_count)
 
-    def _manifests(self, name: str, *, dry_run: bool) -> Result:
-        before = state_of(self._load(name)).manifests
-        if dry_run or before < 2:
-            return Result(name, Procedure.MANIFESTS, dry_run, removed=before if before > 1 else 0)
-        [row] = self._call(
-            name, Procedure.MANIFESTS, f"rewrite_manifests(table => {_quoted(name)}, use_caching => false)"
-        )
-        return Result(
-            name,
-            Procedure.MANIFESTS,
-            dry_run,
-            removed=row.rewritten_manifests_count,
-            added=row.added_manifests_count,
-        )
+    def _manifests(self, result: Result) -> Result:
+        before = state_of(self._load(result.table)).manifests
+        if result.dry_run or before < 2:
+            return replace(result, removed=before if before > 1 else 0)
+        [row] = self._call(result, "rewrite_manifests", "use_caching => false")
+        return replace(result, removed=row.rewritten_manifests_count, added=row.added_manifests_count)
 
-    def _expire(self, name: str, *, dry_run: bool) -> Result:
-        table = self._load(name)
+    def _expire(self, result: Result) -> Result:
+        table = self._load(result.table)
         rules, state = self._rules, state_of(table)
         ids = expirable(
             state.lineage,
@@ -260,25 +234,20 @@ class Upkeep:
             grace_ms=rules.file_grace_minutes * 60_000,
             now_ms=self._now_ms(),
         )
-        if dry_run or not ids:
-            return Result(name, Procedure.EXPIRE, dry_run, snapshots=len(ids))
+        result = replace(result, snapshots=len(ids))
+        if result.dry_run or not ids:
+            return result
         _require_files_inside(table, ids)
         # By number alone: the age of a snapshot does not tell when its files left the table.
         [row] = self._call(
-            name,
-            Procedure.EXPIRE,
-            f"expire_snapshots(table => {_quoted(name)}, older_than => TIMESTAMP '1970-01-01 00:00:00', retain_last => 1, "
-            f"stream_results => true, snapshot_ids => array({', '.join(f'{number}L' for number in ids)}))",
+            result,
+            "expire_snapshots",
+            "older_than => TIMESTAMP '1970-01-01 00:00:00', retain_last => 1, stream_results => true, "
+            f"snapshot_ids => array({', '.join(f'{number}L' for number in ids)})",
         )
-        return Result(
-            name,
-            Procedure.EXPIRE,
-            dry_run,
-            removed=sum(count or 0 for count in row.asDict().values()),
-            snapshots=len(ids),
-        )
+        return replace(result, removed=sum(count or 0 for count in row.asDict().values()))
 
-    def _orphans(self, name: str, *, dry_run: bool) -> Result:
+    def _orphans(self, result: Result) -> Result:
         hours = self._rules.orphan_hours
         if hours < ORPHAN_HOURS_MIN:
             raise InvalidConfigError(
@@ -286,16 +255,16 @@ class Upkeep:
             )
         older_than = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._now_ms() / 1000 - hours * 3600))
         # Of a store it is the catalog's own files that list: Hadoop knows no s3, gs or abfss without jars of its own.
-        by_prefix = "false" if is_local(self._load(name).location()) else "true"
+        by_prefix = "false" if is_local(self._load(result.table).location()) else "true"
         rows = self._call(
-            name,
-            Procedure.ORPHANS,
-            f"remove_orphan_files(table => {_quoted(name)}, older_than => TIMESTAMP '{older_than}', dry_run => true, "
+            result,
+            "remove_orphan_files",
+            f"older_than => TIMESTAMP '{older_than}', dry_run => true, "
             # Files that differ from a live one by scheme or host alone are ignored.
-            f"prefix_mismatch_mode => 'IGNORE', equal_schemes => map('s3a,s3n', 's3'), prefix_listing => {by_prefix})",
+            f"prefix_mismatch_mode => 'IGNORE', equal_schemes => map('s3a,s3n', 's3'), prefix_listing => {by_prefix}",
         )
         # Loaded after the listing, so that a file which has been committed meanwhile counts as live.
-        table = self._load(name)
+        table = self._load(result.table)
         live = {spelling(location) for location in reachable(table)}
         listed = [row.orphan_file_location for row in rows]
         orphans = [location for location in listed if spelling(location) not in live]
@@ -307,12 +276,10 @@ class Upkeep:
         for location in orphans:
             with suppress(FileNotFoundError):  # deleted by a concurrent commit
                 size += len(table.io.new_input(location))
-                if not dry_run:
+                if not result.dry_run:
                     table.io.delete(location)
                     _delete_checksum(location)
-        return Result(
-            name, Procedure.ORPHANS, dry_run, removed=len(orphans), size=size, spared=len(listed) - len(orphans)
-        )
+        return replace(result, removed=len(orphans), size=size, spared=len(listed) - len(orphans))
 
     def _neighbours(self, table: Table) -> Iterator[Table]:
         """Yield the other tables whose directories overlap with this one's, which happens when tables are renamed.
@@ -325,9 +292,7 @@ class Upkeep:
             try:
                 other = load_iceberg(self._catalog, name)
             except Exception as error:
-                cause = (
-                    f"table {'.'.join(name)} cannot be read ({type(error).__name__}: {error}), and may have files there"
-                )
+                cause = f"table {'.'.join(name)} cannot be read ({error_text(error)}), and may have files there"
                 raise MaintenanceFailedError(".".join(table.name()), Procedure.ORPHANS, cause) from error
             if other is not None and any(overlap(one, place) for one in places_of(table) for place in places_of(other)):
                 yield other
@@ -340,9 +305,20 @@ class Upkeep:
         require_inside(table)
         return table
 
-    def _call(self, name: str, procedure: Procedure, call: str) -> list[Row]:
-        with _explained(name, procedure):
-            return self._spark.sql(f"CALL {self._catalog.name}.system.{call}").collect()
+    def _call(self, result: Result, procedure: str, arguments: str) -> list[Row]:
+        """Call one of Iceberg's procedures; map Spark's exceptions to the errors of maintenance."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
+        from pyspark.errors import PySparkException  # noqa: PLC0415  # Spark is loaded by now
+
+        call = f"{self._catalog.name}.system.{procedure}(table => {_quoted(result.table)}, {arguments})"
+        try:
+            return self._spark.sql(f"CALL {call}").collect()
+        except (PySparkException, Py4JJavaError) as error:
+            text = str(error)
+        about = result.table, result.procedure, cause_line(text)[:300]
+        if _UNKNOWN.search(text):
+            raise MaintenanceUnknownError(*about)
+        raise MaintenanceConflictError(*about) if _CONFLICT.search(text) else MaintenanceFailedError(*about)
 
 
 def tables_of(catalog: Catalog) -> Iterator[str]:
@@ -352,7 +328,7 @@ def tables_of(catalog: Catalog) -> Iterator[str]:
             try:
                 table = load_iceberg(catalog, name)
             except Exception as error:  # noqa: BLE001  # a table that cannot be read stops no other
-                log.warning("table_not_read", table=".".join(name), cause=f"{type(error).__name__}: {error}")
+                log.warning("table_not_read", table=".".join(name), cause=error_text(error))
                 continue
             if table is not None and TOPIC in table.properties:
                 yield ".".join(name)
@@ -397,15 +373,17 @@ def reachable(table: Table) -> Iterator[str]:
     yield table.metadata_location
     yield from (entry.metadata_file for entry in metadata.metadata_log)
     yield from (one.statistics_path for one in (*metadata.statistics, *metadata.partition_statistics))
-    seen: set[str] = set()
-    for snapshot in metadata.snapshots:
-        yield snapshot.manifest_list
-        for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in seen:
-                seen.add(manifest.manifest_path)
-                yield manifest.manifest_path
-                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                    yield entry.data_file.file_path
+    yield from (snapshot.manifest_list for snapshot in metadata.snapshots)
+    yield from _listed(table, metadata.snapshots)
+
+
+def _listed(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
+    """Yield the manifests of snapshots, each once, and the files that they list."""
+    manifests = {one.manifest_path: one for snapshot in snapshots for one in snapshot.manifests(table.io)}
+    for path, manifest in manifests.items():
+        yield path
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+            yield entry.data_file.file_path
 
 
 def _require_files_inside(table: Table, snapshot_ids: Iterable[int]) -> None:
@@ -413,17 +391,10 @@ def _require_files_inside(table: Table, snapshot_ids: Iterable[int]) -> None:
     root = root_of(table.catalog.properties)
     if root is None:
         return
-    seen: set[str] = set()
-    for snapshot_id in snapshot_ids:
-        snapshot = table.snapshot_by_id(snapshot_id)
-        for manifest in () if snapshot is None else snapshot.manifests(table.io):
-            files = [manifest.manifest_path]
-            if manifest.manifest_path not in seen:
-                files += [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)]
-            seen.add(manifest.manifest_path)
-            for directory in {file.rpartition("/")[0] for file in files}:
-                if not is_inside(directory, root):
-                    raise OutsideWarehouseError(".".join(table.name()), directory, root)
+    snapshots = [snapshot for one in snapshot_ids if (snapshot := table.snapshot_by_id(one)) is not None]
+    for directory in {file.rpartition("/")[0] for file in _listed(table, snapshots)}:
+        if not is_inside(directory, root):
+            raise OutsideWarehouseError(".".join(table.name()), directory, root)
 
 
 def sync_written(location: str, since_s: float) -> int:
@@ -458,26 +429,6 @@ def _quoted(name: str) -> str:
     return f"'{escaped}'"
 
 
-@contextmanager
-def _explained(table: str, procedure: Procedure) -> Iterator[None]:
-    """Map Spark's exceptions to the errors of maintenance."""
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415  # Spark is loaded by now
-
-    try:
-        yield
-    except (PySparkException, Py4JJavaError) as error:
-        text = str(error)
-        cause = cause_line(text)[:300]
-    else:
-        return
-    if _UNKNOWN.search(text):
-        raise MaintenanceUnknownError(table, procedure, cause)
-    if _CONFLICT.search(text):
-        raise MaintenanceConflictError(table, procedure, cause)
-    raise MaintenanceFailedError(table, procedure, cause)
-
-
 class Schedule:
     """Rounds of maintenance in a thread, one each interval, the first after one: a start is busy enough.
 
@@ -508,7 +459,7 @@ class Schedule:
         try:
             names = list(tables_of(self._catalog))
         except Exception as error:  # noqa: BLE001  # the root of a thread: the next round tries again
-            log.warning("maintenance_waits", cause=_text_of(error))
+            log.warning("maintenance_waits", cause=error_text(error))
             return
         done = failed = 0
         for name in names:
@@ -525,14 +476,10 @@ class Schedule:
                 if self._ending.is_set():
                     return
                 failed += 1
-                log.error("maintenance_failed", table=name, cause=_text_of(error))  # noqa: TRY400  # an event, no traceback
+                log.error("maintenance_failed", table=name, cause=error_text(error))  # noqa: TRY400  # an event, no traceback
         if done or failed:
             log.info("maintenance_round", tables=len(names), procedures=done, failed=failed)
 
     def _run(self) -> None:
         while not self._ending.wait(self._interval_s):
             self.round()
-
-
-def _text_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -71,14 +71,10 @@ def chosen(topics: Iterable[pb.Topic], choice: Choice) -> list[pb.Topic]:
     ]
 
 
-def plan_files(
-    topic: str, partition: int, location: str, splits: Sequence[Split], target_bytes: int, cores: int
-) -> list[FilePlan]:
+def plan_files(topic: str, splits: Sequence[Split], target_bytes: int, cores: int) -> list[FilePlan]:
     """Group a topic's splits, in order, by the files that they become."""
-    return [
-        FilePlan(topic, partition, location, tuple(splits[run.start : run.stop]))
-        for run in runs([split.bytes for split in splits], target_bytes, cores)
-    ]
+    grouped = runs([split.bytes for split in splits], target_bytes, cores)
+    return [FilePlan(topic, tuple(splits[run.start : run.stop])) for run in grouped]
 
 
 def plan_tasks(plans: Sequence[FilePlan], cores: int) -> list[list[tuple[int, FilePlan]]]:

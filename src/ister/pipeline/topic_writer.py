@@ -20,10 +20,10 @@ from ister.core.tiers.splits import SPLIT_BYTES
 from ister.lake.errors import LakeUnavailableError
 from ister.lake.evolve import DECODE_ERROR
 from ister.lake.files import open_io
-from ister.pipeline.job import JobFailedError, can_run, collect, written_files
+from ister.pipeline.job import JobFailedError, can_run, write_files
 from ister.pipeline.pacing import MICRO_BATCH_BYTES, cores_for, splits_each
 from ister.pipeline.plan import Choice, chosen, place_of, plan_files, plan_tasks
-from ister.pipeline.task import FilePlan, Outcome, Reach, Verdict, WriteJob, WriteResult
+from ister.pipeline.task import Destination, FilePlan, Outcome, Reach, Verdict, WriteJob, WriteResult
 from ister.pipeline.topic_progress import TopicProgress
 from ister.pipeline.topic_schemas import Schemas
 
@@ -349,10 +349,12 @@ class TopicWriter:
         sizes = [[split.bytes for split in found[one.name]] for one in planned]
         counts = splits_each(sizes, self._budget_bytes)
         whole = sum(sum(each[:count]) for each, count in zip(sizes, counts, strict=True))
-        return [
-            self._batch(one, found[one.name][:count], cores_for(sum(each[:count]), whole, self._settings.cores))
-            for one, each, count in zip(planned, sizes, counts, strict=True)
-        ]
+        batches = []
+        for one, each, count in zip(planned, sizes, counts, strict=True):
+            cores = cores_for(sum(each[:count]), whole, self._settings.cores)
+            plans = plan_files(one.name, found[one.name][:count], self._settings.target_file_bytes, cores)
+            batches.append(_TopicBatch(one, one.upto, plans))
+        return batches
 
     def _splits(self, progress: TopicProgress) -> Sequence[Split]:
         """Sync a topic and return its splits, as many as a micro-batch could take."""
@@ -367,12 +369,6 @@ class TopicWriter:
             split_bytes=SPLIT_BYTES,
             splits_max=1 if progress.runs_apart else max(1, self._budget_bytes // SPLIT_BYTES),
         )
-
-    def _batch(self, progress: TopicProgress, splits: Sequence[Split], cores: int) -> _TopicBatch:
-        place, target_bytes = progress.place, self._settings.target_file_bytes
-        location = self._tables[place.table].location
-        plans = plan_files(progress.name, place.partition, location, splits, target_bytes, cores)
-        return _TopicBatch(progress, progress.upto, plans)
 
     def _run_all(self, batches: Sequence[_TopicBatch]) -> list[tuple[_TopicBatch, list[Outcome]]]:
         """Run one job for all topics, and one each for those whose last job failed; return how their file plans ended.
@@ -424,18 +420,14 @@ class TopicWriter:
 
     def _run(self, plans: Sequence[FilePlan]) -> list[Outcome]:
         """Run one Spark job; return how each file plan ended, in their order."""
-        if not plans:
-            return []
-        tasks = plan_tasks(plans, self._settings.cores)
-        description = f"{len(plans)} files of {len({plan.topic for plan in plans})} topics"
-        rows = collect(self._spark, lambda: written_files(self._spark, tasks, self._job(plans)), description)
-        ended = {row.number: (Verdict(row.verdict), row.text) for row in rows}
-        return [ended[number] for number in range(len(plans))]
+        return write_files(self._spark, plan_tasks(plans, self._settings.cores), self._job(plans)) if plans else []
 
     def _job(self, plans: Sequence[FilePlan]) -> WriteJob:
-        typed = {plan.topic: self.topics[plan.topic].typed for plan in plans}
-        found = {topic: one for topic, one in typed.items() if one is not None}
-        return WriteJob(self._settings.reach, self._settings.target_file_bytes, found)
+        destinations = {}
+        for progress in (self.topics[plan.topic] for plan in plans):
+            location, partition = self._tables[progress.place.table].location, progress.place.partition
+            destinations[progress.name] = Destination(location, partition, progress.typed)
+        return WriteJob(self._settings.reach, self._settings.target_file_bytes, destinations)
 
     def _gather(self, batch: _TopicBatch, outcomes: Sequence[Outcome]) -> _TopicCommit:
         """Take what was written up to the first hole; what comes behind it is written again by the next micro-batch."""

@@ -221,6 +221,6 @@ class LakeReader(TableFollower["MessageReader"]):
     async def _opened(self) -> MessageReader:
         self._storage.check_open()
         if self._stream is None:
-            upto = await self._storage.wait_beyond(self._next)
-            self._stream = self._storage.open_rows(self._next, upto)
+            upto = await self._storage.wait_beyond(self.next_offset)
+            self._stream = self._storage.open_rows(self.next_offset, upto)
         return self._stream

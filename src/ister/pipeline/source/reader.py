@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -68,8 +69,7 @@ class NotStoredError(ClientError):
     """A topic whose messages are not stored."""
 
     def __init__(self, topic: str, reason: str) -> None:
-        self.topic = topic
-        self.reason = reason
+        self.topic, self.reason = topic, reason
         super().__init__(f"{topic} cannot be read: {reason}")
 
 
@@ -77,9 +77,7 @@ class OffsetsGoneError(ClientError):
     """Requested messages were deleted by retention."""
 
     def __init__(self, topic: str, wanted: int, oldest: int) -> None:
-        self.topic = topic
-        self.wanted = wanted
-        self.oldest = oldest
+        self.topic, self.wanted, self.oldest = topic, wanted, oldest
         super().__init__(
             f"{topic} has no offsets below {oldest} any more, and {wanted} was asked for: retention deleted them; "
             "begin with startingOffsets earliest, a stream with a checkpoint of its own"
@@ -90,9 +88,7 @@ class OnlyInTableError(ClientError):
     """Requested messages are in the topic's table only."""
 
     def __init__(self, topic: str, wanted: int, oldest: int) -> None:
-        self.topic = topic
-        self.wanted = wanted
-        self.oldest = oldest
+        self.topic, self.wanted, self.oldest = topic, wanted, oldest
         super().__init__(
             f"{topic} has its offsets below {oldest} in its table alone, and {wanted} was asked for: query the table for "
             f"those, and read the topic with startingOffsets {oldest}"
@@ -120,27 +116,25 @@ class Store(NamedTuple):
     options: dict[str, str]
 
 
+@dataclass(eq=False)
 class SplitPartition(InputPartition):
     """Input of one task: consecutive splits up to `stop`; and how to plan again if they were deleted."""
 
-    def __init__(
-        self, number: int, found: Found, splits: Sequence[Split], stop: int, store: Store, options: ReadOptions
-    ) -> None:
-        self.number = number
-        self.found = found
-        self.splits = splits
-        self.stop = stop
-        self.store = store
-        self.options = options
+    number: int
+    found: Found
+    splits: Sequence[Split]
+    stop: int
+    store: Store
+    options: ReadOptions
 
 
+@dataclass(eq=False)
 class TopicPlanner:
     """Plans reads of one topic; a broker that does not show its files must upload messages before they are read."""
 
-    def __init__(self, options: ReadOptions, client: BrokerClient, *, with_files: bool) -> None:
-        self._options = options
-        self._client = client
-        self._with_files = with_files
+    options: ReadOptions
+    client: BrokerClient
+    with_files: bool
 
     @classmethod
     def open(cls, options: ReadOptions) -> TopicPlanner:
@@ -151,19 +145,19 @@ class TopicPlanner:
 
     def close(self) -> None:
         """Close the connection."""
-        self._client.close()
+        self.client.close()
 
     def partitions(self) -> dict[int, Found]:
         """Return the topic, or its partitions, by number as in its table; sync or upload them first."""
-        namespace = TopicName.parse(self._options.topic).namespace
-        found = partitions_named(self._client.topics(namespace), self._options.topic)
+        namespace = TopicName.parse(self.options.topic).namespace
+        found = partitions_named(self.client.topics(namespace), self.options.topic)
         if not found:
-            raise UnknownTopicError(self._options.topic, f"the broker at {self._options.broker}")
+            raise UnknownTopicError(self.options.topic, f"the broker at {self.options.broker}")
         return {number: self._found(topic) for number, topic in found.items()}
 
     def first(self, found: dict[int, Found]) -> Marks:
         """Return the start of a new read."""
-        start = self._options.start
+        start = self.options.start
         marks = {}
         for number, one in found.items():
             offset = {Edge.EARLIEST: one.oldest, Edge.LATEST: one.stop}[start] if isinstance(start, Edge) else start
@@ -173,19 +167,17 @@ class TopicPlanner:
 
     def partitions_of(self, found: dict[int, Found], start: Marks, stop: dict[int, int]) -> list[SplitPartition]:
         """Return the inputs of tasks that cover [start, stop) of each partition exactly once, in about equal sizes."""
-        store = store_of(self._options)
+        store = store_of(self.options)
         is_reachable = store.backend != "fs" or Path(store.root).is_dir()
         planned = []
         for number, one in found.items():
             splits = self.splits(one, start[number].offset, stop[number])
             if not is_reachable and any(split.key for split in splits):
-                raise InvalidOptionError(
-                    "dataDir",
-                    f"or config must say where the broker keeps its objects; there are none in {store.root}",
-                )
+                cause = f"or config must say where the broker keeps its objects; there are none in {store.root}"
+                raise InvalidOptionError("dataDir", cause)
             for run in runs([split.bytes for split in splits], SPLIT_BYTES, cores=1):
                 few = splits[run.start : run.stop]
-                planned.append(SplitPartition(number, one, few, stop[number], store, self._options))
+                planned.append(SplitPartition(number, one, few, stop[number], store, self.options))
         return planned
 
     def splits(self, found: Found, start: int, stop: int) -> list[Split]:
@@ -195,7 +187,7 @@ class TopicPlanner:
         at = start
         splits: list[Split] = []
         while at < stop:
-            more = self._client.splits(found.name, found.generation, at, split_bytes=SPLIT_BYTES, splits_max=SPLITS_MAX)
+            more = self.client.splits(found.name, found.generation, at, split_bytes=SPLIT_BYTES, splits_max=SPLITS_MAX)
             if not more:
                 raise BusyError(
                     f"{found.name} has offsets up to {stop}, and only those below {at} can be read; try again"
@@ -209,13 +201,12 @@ class TopicPlanner:
             raise NotStoredError(topic.name, "it is not reliable, so its messages are not stored")
         if not topic.HasField("offsets"):
             raise NotStoredError(topic.name, "the broker could not open it; its log says why")
-        offsets = topic.offsets
-        stop = offsets.synced
+        offsets, stop = topic.offsets, topic.offsets.synced
         if stop < offsets.next:
-            stop = self._client.sync(topic.name, topic.generation)
-        if not self._with_files:
-            reached = offsets.cloud_stop
-            stop = reached if reached >= stop else self._client.upload(topic.name, topic.generation)
+            stop = self.client.sync(topic.name, topic.generation)
+        if not self.with_files:
+            is_uploaded = offsets.cloud_stop >= stop
+            stop = offsets.cloud_stop if is_uploaded else self.client.upload(topic.name, topic.generation)
         return Found(topic.name, topic.generation, offsets.start, frames_start(offsets), stop)
 
 

@@ -18,6 +18,7 @@ import json
 import time
 from collections import deque
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -76,6 +77,13 @@ COLUMNS = {
     "publish_time_ms": "bigint or int",
 }
 """Columns of rows and their types; a topic's own columns of the same names mean the same."""
+KINDS = {
+    "payload": (BinaryType, StringType),
+    "routing_key": (StringType,),
+    "attributes": (),
+    "publish_time_ms": (LongType, IntegerType),
+}
+"""The same for columns that are not maps."""
 
 
 class InvalidColumnsError(ClientError):
@@ -91,8 +99,7 @@ class SendUnknownError(UnknownOutcomeError):
     """A message may or may not be stored."""
 
     def __init__(self, broker: str, cause: str) -> None:
-        self.broker = broker
-        self.cause = cause
+        self.broker, self.cause = broker, cause
         super().__init__(f"the broker at {broker} did not say whether it stored a message ({cause})")
 
 
@@ -100,9 +107,7 @@ class StoredBelowLevelError(UnknownOutcomeError):
     """Rows are stored in the log, and did not reach the topic's level in time."""
 
     def __init__(self, pending: Mapping[str, Pending], messages: int, unsent: int) -> None:
-        self.pending = dict(pending)
-        self.messages = messages
-        self.unsent = unsent
+        self.pending, self.messages, self.unsent = dict(pending), messages, unsent
         topics = "; ".join(
             f"{topic} is stored below offset {one.stop}, not yet {PLACES[one.level]}" for topic, one in pending.items()
         )
@@ -127,20 +132,14 @@ class Pending(NamedTuple):
     stop: int
 
 
+@dataclass(frozen=True)
 class Sent(WriterCommitMessage):
     """What one task sent, to which generations; and what is stored below its level, after which it stopped sending."""
 
-    def __init__(
-        self,
-        messages: int,
-        generations: Mapping[str, int] | None = None,
-        pending: Mapping[str, Pending] | None = None,
-        unsent: int = 0,
-    ) -> None:
-        self.messages = messages
-        self.generations = dict(generations or {})
-        self.pending = dict(pending or {})
-        self.unsent = unsent
+    messages: int
+    generations: Mapping[str, int] = field(default_factory=dict)
+    pending: Mapping[str, Pending] = field(default_factory=dict)
+    unsent: int = 0
 
 
 def find_targets(options: WriteOptions, retry_for_s: float = RETRY_FOR_S) -> dict[str, Target]:
@@ -188,30 +187,19 @@ def check_commits(topic: str, messages: Sequence[WriterCommitMessage | None]) ->
 
 def check_columns(schema: StructType) -> None:
     """Raise if rows of this schema cannot be messages."""
-    names = [field.name for field in schema.fields]
-    if "payload" not in names:
+    if "payload" not in schema.names:
         raise InvalidColumnsError("there is no column payload")
-    for field in schema.fields:
-        if field.name not in COLUMNS:
-            raise InvalidColumnsError(f"there is no place for column {field.name}")
-        if not _fits(field.name, field.dataType):
-            raise InvalidColumnsError(f"column {field.name} is {field.dataType.simpleString()}")
+    for column in schema.fields:
+        if column.name not in COLUMNS:
+            raise InvalidColumnsError(f"there is no place for column {column.name}")
+        if not _fits(column.name, column.dataType):
+            raise InvalidColumnsError(f"column {column.name} is {column.dataType.simpleString()}")
 
 
 def _fits(name: str, kind: DataType) -> bool:
-    match name:
-        case "payload":
-            return isinstance(kind, BinaryType | StringType)
-        case "routing_key":
-            return isinstance(kind, StringType)
-        case "attributes":
-            return (
-                isinstance(kind, MapType)
-                and isinstance(kind.keyType, StringType)
-                and isinstance(kind.valueType, StringType)
-            )
-        case _:
-            return isinstance(kind, LongType | IntegerType)
+    if isinstance(kind, MapType):
+        return name == "attributes" and isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
+    return isinstance(kind, KINDS[name])
 
 
 class TopicBatchWriter(DataSourceArrowWriter):
@@ -397,10 +385,8 @@ class Sender:
             if error.level not in LEVELS:
                 raise
             topic = message.msg_id.topic_name
-            known = self._pending.get(topic)
-            self._pending[topic] = Pending(
-                error.level, error.offset if known is None else max(known.stop, error.offset)
-            )
+            known = self._pending.get(topic, Pending(error.level, 0))
+            self._pending[topic] = Pending(error.level, max(known.stop, error.offset))
 
     def _wait_for_level(self) -> bool:
         """Return True once everything that is pending has reached its level, False if that takes too long."""
