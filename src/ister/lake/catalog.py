@@ -8,6 +8,7 @@ read each time. Copies of metadata share their parts, as nobody modifies a part 
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -209,16 +210,14 @@ class LazyLakeCatalog:
     """A catalog that is opened on first use, so that a broker starts while the catalog is down."""
 
     def __init__(self, name: str, properties: Mapping[str, str]) -> None:
-        self._name = name
-        self._properties = properties
+        self._open = partial(LakeCatalog.open, name, properties)
         self._lake: LakeCatalog | None = None
         self._lock = Lock()
 
     def find(self, topic: TopicName, generation: int) -> LakeTable | None:
         """Return a topic's table if there is one; LakeUnavailableError when the catalog cannot be opened."""
         with self._lock:
-            if self._lake is None:
-                self._lake = LakeCatalog.open(self._name, self._properties)
+            self._lake = self._lake or self._open()
         return self._lake.find(topic, generation)
 
     def close(self) -> None:

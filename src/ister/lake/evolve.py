@@ -80,7 +80,7 @@ def evolve(table: LakeTable, wanted: Sequence[Struct], misfits: Sequence[Path] =
             log.warning("table_not_typed", table=".".join(table.identifier), cause=reason)
             return None
         before = value_shape(table.schema)
-        missing = [name for name in (VALUE, DECODE_ERROR) if name not in _names(table.schema)]
+        missing = [name for name in (VALUE, DECODE_ERROR) if name not in {field.name for field in table.schema.fields}]
         shape = before or Struct()
         changes: list[Change] = []
         for one in wanted:
@@ -167,10 +167,6 @@ def _taken(schema: Schema) -> str | None:
         if field.name == DECODE_ERROR and (field.required or not isinstance(field.field_type, StringType)):
             return f"its column {DECODE_ERROR} is {field.field_type}, and no optional string"
     return None
-
-
-def _names(schema: Schema) -> set[str]:
-    return {field.name for field in schema.fields}
 
 
 def _known(field: NestedField) -> NestedField:

@@ -83,14 +83,10 @@ def plan_scan(before: Snapshot | None, after: Snapshot, files: FileIO) -> Change
 def _read(manifest: ManifestFile, files: FileIO) -> _Manifest:
     entries, spec_id = manifest.fetch_manifest_entry(files, discard_deleted=True), manifest.partition_spec_id
     if manifest.content == ManifestContent.DELETES:
-        return _Manifest((), tuple(_delete_file(entry, spec_id) for entry in entries))
+        numbered = [(entry.data_file, entry.sequence_number or 0) for entry in entries]
+        return _Manifest((), tuple(DeleteFile(file, at, spec_id, _values(file.partition)) for file, at in numbered))
     data = [entry for entry in entries if entry.data_file.content == DataFileContent.DATA]
     return _Manifest(tuple(_data_file(entry, spec_id) for entry in data), ())
-
-
-def _delete_file(entry: ManifestEntry, spec_id: int) -> DeleteFile:
-    file = entry.data_file
-    return DeleteFile(file, entry.sequence_number or 0, spec_id, _values(file.partition))
 
 
 def _values(partition: Record) -> tuple[object, ...]:

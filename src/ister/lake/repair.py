@@ -31,8 +31,7 @@ from ister.core.table.maintenance import GRACE_MS_MAX, spelling
 from ister.core.table.names import EPOCH, UPTO, is_of, offsets_of, offsets_text, table_names
 from ister.lake.catalog import load_iceberg
 from ister.lake.columns import differs
-from ister.lake.data_file_rows import OFFSETS, read_rows
-from ister.lake.deletes import deleted_of
+from ister.lake.data_file_rows import OFFSETS, deleted_of, read_rows
 from ister.lake.errors import (
     CommitConflictError,
     CommitUnknownError,
@@ -70,8 +69,7 @@ class RepairRefusedError(CorruptError):
     """Neither log nor objects hold the messages that a repair would have to append again."""
 
     def __init__(self, table: str, losses: Sequence[str]) -> None:
-        self.table = table
-        self.losses = tuple(losses)
+        self.table, self.losses = table, tuple(losses)
         super().__init__(
             f"table {table} cannot be repaired: {'; '.join(losses)}; nothing was changed. Restore the objects, or keep the "
             "table as it is and turn it off for this topic (lake=false); rows that someone else wrote delete with `ister sql`"
@@ -399,27 +397,24 @@ def _commit(
 def _settled(
     table: Table, updates: tuple[TableUpdate, ...], rows: int
 ) -> tuple[tuple[TableUpdate, ...], list[Snapshot]]:
-    """Return the updates with corrected timestamps and row counts of snapshots, and these snapshots."""
+    """Return the updates with corrected timestamps and row counts of snapshots, and these snapshots.
+
+    PyIceberg subtracts the rows of a removed file once, though it was listed twice.
+    """
     made: list[Snapshot] = []
     settled: list[TableUpdate] = []
     for change in updates:
-        if isinstance(change, AddSnapshotUpdate):
-            time_ms = stamp(table.metadata, change.snapshot.timestamp_ms)
-            summary = _counted(change.snapshot.summary, rows)
-            made.append(change.snapshot.model_copy(update={"timestamp_ms": time_ms, "summary": summary}))
-            settled.append(AddSnapshotUpdate(snapshot=made[-1]))
-        else:
+        if not isinstance(change, AddSnapshotUpdate):
             settled.append(change)
+            continue
+        summary, time_ms = change.snapshot.summary, stamp(table.metadata, change.snapshot.timestamp_ms)
+        if summary is not None:
+            records, deletes = row_totals(summary)
+            totals = {**summary.additional_properties, TOTAL_RECORDS: str(min(records, rows + deletes))}
+            summary = Summary(operation=summary.operation, **totals)
+        made.append(change.snapshot.model_copy(update={"timestamp_ms": time_ms, "summary": summary}))
+        settled.append(AddSnapshotUpdate(snapshot=made[-1]))
     return tuple(settled), made
-
-
-def _counted(summary: Summary | None, rows: int) -> Summary | None:
-    """Return a summary with the right row count: PyIceberg subtracts a removed file once though it was listed twice."""
-    if summary is None:
-        return None
-    records, deletes = row_totals(summary)
-    totals = {**summary.additional_properties, TOTAL_RECORDS: str(min(records, rows + deletes))}
-    return Summary(operation=summary.operation, **totals)
 
 
 def _written(table: Table, snapshot: Snapshot) -> Iterator[str]:

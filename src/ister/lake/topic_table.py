@@ -21,8 +21,7 @@ from ister.core.errors import LogClosedError
 from ister.core.frames.columns import messages_in, rebuild_frames
 from ister.core.names import partition_of
 from ister.core.table.data_files import NO_TABLE, RowLocation, TableEnd
-from ister.lake.data_file_rows import OFFSETS, RowRange, read_rows
-from ister.lake.deletes import deleted_of
+from ister.lake.data_file_rows import OFFSETS, RowRange, deleted_of, read_rows
 from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.lake.files import sync_local, unreachable
 from ister.lake.manifests import SnapshotFiles, plan_scan

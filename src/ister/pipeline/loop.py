@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from ister.client.storage import BrokerClient
     from ister.pipeline.pacing import Pace
-    from ister.pipeline.topic_progress import TopicProgress
-    from ister.pipeline.topic_writer import MicroBatch, TopicWriter
+    from ister.pipeline.topic_writer import MicroBatch, TopicProgress, TopicWriter
     from ister.rpc import ister_v1_pb2 as pb
 
 log = structlog.get_logger()

@@ -41,9 +41,7 @@ class JarsMissingError(BusyError):
     """Spark's jars are missing and could not be fetched."""
 
     def __init__(self, jars: Sequence[str], directory: str, cause: str) -> None:
-        self.jars = tuple(jars)
-        self.directory = directory
-        self.cause = cause
+        self.jars, self.directory, self.cause = tuple(jars), directory, cause
         super().__init__(
             f"Spark did not start, probably because the jars {', '.join(jars)} could not be fetched ({cause}); "
             f"run once with a network, or put them into {directory}"

@@ -7,6 +7,7 @@ continues. A failure of one topic suspends that topic with exponential back-off 
 from __future__ import annotations
 
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,19 +17,19 @@ import structlog
 
 from ister.client.storage import BrokerRefusedError, BrokerUnavailableError, frames_start
 from ister.core.errors import FencedError, IsterError
+from ister.core.retry import backoff_s
 from ister.core.tiers.splits import SPLIT_BYTES
 from ister.lake.errors import LakeUnavailableError
 from ister.lake.evolve import DECODE_ERROR
 from ister.lake.files import open_io
 from ister.pipeline.job import JobFailedError, can_run, write_files
-from ister.pipeline.pacing import MICRO_BATCH_BYTES, cores_for, splits_each
+from ister.pipeline.pacing import MICRO_BATCH_BYTES, Waiting, cores_for, splits_each
 from ister.pipeline.plan import Choice, chosen, place_of, plan_files, plan_tasks
 from ister.pipeline.task import Destination, FilePlan, Outcome, Reach, Verdict, WriteJob, WriteResult
-from ister.pipeline.topic_progress import TopicProgress
 from ister.pipeline.topic_schemas import Schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from ister.core.tiers.splits import Split
     from ister.lake.catalog import LakeCatalog, LakeTable
     from ister.lake.parquet import Written
+    from ister.pipeline.plan import TablePartition
+    from ister.pipeline.typed_values import Typed
     from ister.rpc import ister_v1_pb2 as pb
     from ister.schemas.columns.cells import Path
     from ister.schemas.decode import Named
@@ -48,6 +51,11 @@ CALLS = 8
 COMMITS = 4
 REFRESH_EVERY = 6
 """Micro-batches after which every table without a commit has been read again: others may have changed it."""
+BACK_OFF_MAX_S = 60.0
+SEEN_MAX = 1_024
+"""How many ends of the log are remembered of a topic whose table lags."""
+REPLANS_MAX = 3
+"""How often in a row a topic whose plan was outdated is planned again without back-off."""
 EPOCHS_MAX = 8
 """How often a start may find tables with a higher epoch than its own."""
 
@@ -56,9 +64,7 @@ class TableAheadError(FencedError):
     """A table has a higher epoch than this pipeline: of a newer owner, or from before the broker lost its metadata."""
 
     def __init__(self, table: str, epoch: int, held: int) -> None:
-        self.table = table
-        self.epoch = epoch
-        self.held = held
+        self.table, self.epoch, self.held = table, epoch, held
         super().__init__(
             f"table {table} is claimed with epoch {held}, and this pipeline has epoch {epoch}; stop, another one carries on: "
             "if there is none, start this one again"
@@ -84,6 +90,86 @@ class CommitAttempt(NamedTuple):
     seconds: float
     conflicts: int
     unknowns: int
+
+
+class Failure(NamedTuple):
+    """Why the last micro-batch of a topic failed, and when the next one takes it."""
+
+    cause: str
+    tries: int
+    due_s: float
+    is_apart: bool = False
+    """A job with its messages failed as a whole: until it succeeds, it gets a job of its own."""
+
+
+@dataclass(slots=True)
+class TopicProgress:
+    """Progress of one topic."""
+
+    name: str
+    place: TablePartition
+    upto: int = 0
+    next: int = 0
+    bytes_a_row: float = 0.0
+    """Of the last micro-batch with messages; 0 before."""
+    blocked: str = ""
+    """Why its table cannot continue from its log, as of the last refresh."""
+    failure: Failure | None = None
+    """Reset by the next micro-batch that succeeds, not by a refresh."""
+    latest_schema: tuple[int, int] | None = None
+    """The id and version that its messages follow now."""
+    typed: Typed | None = None
+    undecoded: int = 0
+    """Rows of this process whose payload did not decode."""
+    seen: deque[tuple[float, int]] = field(default_factory=deque)
+    """Times and ends of the log that the table has not reached; SEEN_MAX of them."""
+    seen_gap_s: float = 0.0
+    """Least time between two of these; it grows with the lag."""
+
+    def saw(self, next_offset: int, now: float) -> None:
+        """Record where the log ends."""
+        at, end = self.seen[-1] if self.seen else (now - self.seen_gap_s, 0)
+        if next_offset > max(self.upto, end) and now >= at + self.seen_gap_s:
+            self.seen.append((now, next_offset))
+            if len(self.seen) > SEEN_MAX:  # the first one stays, so that the lag stays exact
+                self.seen = deque(list(self.seen)[::2])
+                self.seen_gap_s = (now - self.seen[0][0]) / len(self.seen)
+        self.next = next_offset
+
+    def lag_s(self, now: float) -> float:
+        """Return for how long the log has had a message that is not in the table."""
+        while self.seen and self.seen[0][1] <= self.upto:
+            self.seen.popleft()
+        if not self.seen:
+            self.seen_gap_s = 0.0
+        return now - self.seen[0][0] if self.seen else 0.0
+
+    @property
+    def error(self) -> str:
+        """Return why it is blocked or failed; empty if it is not."""
+        return self.blocked or (self.failure.cause if self.failure is not None else "")
+
+    @property
+    def runs_apart(self) -> bool:
+        """Return True if its messages get a job of their own."""
+        return self.failure is not None and self.failure.is_apart
+
+    def fail(self, cause: str, now: float, *, replan: bool = False, apart: bool = False) -> None:
+        """Record a failure; the next attempt comes later each time."""
+        tries = 1 + (0 if self.failure is None else self.failure.tries)
+        wait_s = 0.0 if replan and tries <= REPLANS_MAX else backoff_s(tries, BACK_OFF_MAX_S)
+        self.failure = Failure(cause, tries, now + wait_s, apart)
+
+    def is_ready(self, now: float) -> bool:
+        """Return True if the next micro-batch takes it."""
+        is_due = self.failure is None or self.failure.due_s <= now
+        return self.next > self.upto and is_due and not self.blocked
+
+    @property
+    def waiting(self) -> Waiting:
+        """Return the backlog."""
+        rows = max(0, self.next - self.upto)
+        return Waiting(rows, int(rows * self.bytes_a_row) if self.bytes_a_row else None)
 
 
 @dataclass(slots=True)
@@ -164,16 +250,14 @@ class TopicWriter:
                 self.look()
             except TableAheadError as error:
                 log.warning("epoch_behind", epoch=error.epoch, held=error.held, table=error.table)
-                self.epoch = self._registered_again(error.held + 1)
+                least_epoch = error.held + 1
             else:
                 return
+            try:
+                self.epoch = self._broker.register(self._settings.name, owner_epoch=self.epoch, least_epoch=least_epoch)
+            except BrokerRefusedError as error:
+                raise FencedError(f"another pipeline is the owner now: {error}") from error
         raise FencedError("other pipelines claim these tables all the time; stop all but one")
-
-    def _registered_again(self, least_epoch: int) -> int:
-        try:
-            return self._broker.register(self._settings.name, owner_epoch=self.epoch, least_epoch=least_epoch)
-        except BrokerRefusedError as error:
-            raise FencedError(f"another pipeline is the owner now: {error}") from error
 
     def close(self) -> None:
         """Stop the threads."""
@@ -188,13 +272,11 @@ class TopicWriter:
         known, now = self.topics, self.now()
         self.topics = {}
         for topic in found:
-            progress = known.get(topic.name)
-            place = place_of(topic)
+            progress, place, schema = known.get(topic.name), place_of(topic), topic.schema
             if progress is None or progress.place != place:
                 progress = TopicProgress(topic.name, place)
             progress.saw(topic.offsets.next, now)
-            schema = topic.schema if topic.HasField("schema") else None
-            progress.latest_schema = None if schema is None else (schema.schema_id, schema.latest_version)
+            progress.latest_schema = (schema.schema_id, schema.latest_version) if topic.HasField("schema") else None
             self.topics[topic.name] = progress
         wanted = {progress.place.table for progress in self.topics.values()}
         for key in self._tables.keys() - wanted:
@@ -303,9 +385,6 @@ class TopicWriter:
         for one, failure in zip(ready, before, strict=True):
             if one.failure is failure:
                 one.failure = None
-        return self._summary(by_table, began)
-
-    def _summary(self, by_table: Mapping[tuple[TopicName, int], Sequence[_TopicCommit]], began: float) -> MicroBatch:
         commits = [commit for commits in by_table.values() for commit in commits]
         files = [one for commit in commits for one in commit.files]
         return MicroBatch(
@@ -433,24 +512,22 @@ class TopicWriter:
         """Take what was written up to the first hole; what comes behind it is written again by the next micro-batch."""
         progress, stop = batch.progress, batch.start
         results: list[WriteResult] = []
-        for number, (plan, (verdict, text)) in enumerate(zip(batch.plans, outcomes, strict=True)):
+        for plan, (verdict, text) in zip(batch.plans, outcomes, strict=True):
             if verdict is not Verdict.WRITTEN:
                 progress.fail(f"{verdict}: {text}", self.now(), replan=verdict is Verdict.GONE)
                 level = log.info if verdict is Verdict.GONE else log.error
                 level("work_failed", topic=progress.name, verdict=verdict.value, cause=text)
-                self._discard(batch, outcomes[number:])
                 break
             result = WriteResult.from_json(text)
             rows = sum(file.rows for file in result.files)
             if rows != plan.splits[-1].stop - plan.splits[0].start:
-                progress.fail(
-                    f"{rows} rows were written for {plan.splits}: this is a bug, please report it", self.now()
-                )
-                self._discard(batch, outcomes[number:])
+                cause = f"{rows} rows were written for {plan.splits}: this is a bug, please report it"
+                progress.fail(cause, self.now())
                 break
             progress.bytes_a_row = plan.bytes / rows
             stop = plan.splits[-1].stop
             results.append(result)
+        self._discard(batch, outcomes[len(results) :])
         unknown = {named for result in results for named in result.unknown}
         misfits = {path for result in results for path in result.misfits}
         if self._finds_schemas(progress, unknown) or self._adds_columns(progress, misfits):
@@ -497,12 +574,11 @@ class TopicWriter:
 
     def _discard(self, batch: _TopicBatch, outcomes: Iterable[Outcome]) -> None:
         """Delete files that will not be committed: while there is a hole, every micro-batch writes what is behind it."""
+        written = [WriteResult.from_json(text) for verdict, text in outcomes if verdict is Verdict.WRITTEN]
         location = self._tables[batch.progress.place.table].location
-        files = open_io(self._settings.reach.whole().files, location)
-        for verdict, text in outcomes:
-            for one in WriteResult.from_json(text).files if verdict is Verdict.WRITTEN else ():
-                with suppress(Exception):  # a remaining file is in no snapshot
-                    files.delete(one.path)
+        for path in [file.path for result in written for file in result.files]:
+            with suppress(Exception):  # a remaining file is in no snapshot
+                open_io(self._settings.reach.whole().files, location).delete(path)
 
     def _undecoded(self, progress: TopicProgress, file: Written) -> int:
         """Return how many rows of a file have no value, because their payload did not decode."""

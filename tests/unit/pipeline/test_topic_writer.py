@@ -13,7 +13,7 @@ from ister.pipeline.job import JobFailedError, SparkGoneError, is_alive
 from ister.pipeline.loop import drain
 from ister.pipeline.pacing import MICRO_BATCH_BYTES
 from ister.pipeline.task import Verdict
-from ister.pipeline.topic_progress import SEEN_MAX, TopicProgress
+from ister.pipeline.topic_writer import SEEN_MAX, TopicProgress
 from parts.writer import SPLIT_ROWS, FakeBroker, FakeLake, FakeWriter
 
 A, B = "/default/a", "/default/b"

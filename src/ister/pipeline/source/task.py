@@ -34,8 +34,7 @@ class SplitGoneError(BusyError):
     """A split was deleted after planning, and could not be planned again."""
 
     def __init__(self, place: str, reason: str) -> None:
-        self.place = place
-        self.reason = reason
+        self.place, self.reason = place, reason
         super().__init__(f"{place} was deleted after the read was planned ({reason}); read again")
 
 
@@ -57,9 +56,8 @@ def batches_of(partition: SplitPartition) -> Iterator[pa.RecordBatch]:
             place = split.path or split.key
             replans += 1
             if replans > REPLANS_MAX:
-                raise SplitGoneError(
-                    place, f"and so were {REPLANS_MAX} others that the broker named instead"
-                ) from error
+                cause = f"and so were {REPLANS_MAX} others that the broker named instead"
+                raise SplitGoneError(place, cause) from error
             waiting = deque(splits_now(partition, split.start, stop, place))
 
 
