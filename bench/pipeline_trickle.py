@@ -97,7 +97,7 @@ def trickle(writer: TrickleWriter, upkeep: Upkeep, catalog, clock: VirtualClock,
     with asyncio.Runner() as runner:
         client = runner.run(connect(target))
         producer = runner.run(client.producer(TOPIC))
-        writer.look()  # makes the table, by the library: its first stamps are the machine's
+        writer.refresh()  # makes the table, by the library: its first stamps are the machine's
         stamp_again(catalog, TABLE, clock)
         for tick in range(1, TICKS + 1):
             clock.ms = began_ms + tick * 1000

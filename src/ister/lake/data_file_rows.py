@@ -19,6 +19,7 @@ from pyiceberg.types import IntegerType
 
 from ister.lake.columns import SCHEMA
 from ister.lake.files import is_local
+from ister.lake.manifests import OFFSET_ID, PARTITION_ID
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -38,9 +39,8 @@ BATCH_ROWS_MIN = 64
 
 MESSAGE_FIELDS = {field.field_id: field.name for field in SCHEMA.fields if field.name != "publish_time"}
 """The columns of a message; `publish_time` is derived from `publish_time_ms`, which is exact."""
-OFFSETS = {1: "topic_offset", 2: "partition"}
+OFFSETS = {OFFSET_ID: "topic_offset", PARTITION_ID: "partition"}
 """The columns that identify a message."""
-OFFSET_ID, PARTITION_ID = 1, 2
 NARROW = frozenset(field.field_id for field in SCHEMA.fields if isinstance(field.field_type, IntegerType))
 """Columns of 32 bits, which a user may have widened."""
 
@@ -67,33 +67,22 @@ def read_rows(
     with files.new_input(entry.path).open(seekable=True) as source:
         file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=not is_local(entry.path))
         columns = columns_of(file.schema_arrow, fields.keys(), deleted.equality_ids if deleted else set())
-        first_row = 0
+        names, first_row = [name for name in columns.values() if name], 0
         for group in range(file.metadata.num_row_groups):
             about = file.metadata.row_group(group)
-            if row_range is None or _may_hold(about, columns, row_range):
-                for rows in _read_group(file, group, first_row, columns, row_range, deleted):
+            if row_range is not None and not _may_hold(about, columns, row_range):
+                first_row += about.num_rows
+                continue
+            for batch in file.iter_batches(batch_size=rows_a_batch(about), row_groups=[group], columns=names):
+                rows = by_field_id(batch, columns)
+                keep = None if row_range is None else _in_range(rows, row_range)
+                if deleted is not None and (left := deleted.mask(first_row, rows)) is not None:
+                    keep = left if keep is None else keep & left
+                first_row += batch.num_rows
+                if keep is not None:
+                    rows = _filtered(rows, keep)
+                if rows.num_rows:
                     yield rows.select([str(field_id) for field_id in fields]).rename_columns(list(fields.values()))
-            first_row += about.num_rows
-
-
-def _read_group(
-    file: pq.ParquetFile,
-    group: int,
-    first_row: int,
-    columns: dict[int, str | None],
-    row_range: RowRange | None,
-    deleted: DeletedRows | None,
-) -> Iterator[pa.RecordBatch]:
-    rows_each, names = rows_a_batch(file.metadata.row_group(group)), [name for name in columns.values() if name]
-    for batch in file.iter_batches(batch_size=rows_each, row_groups=[group], columns=names):
-        by_id = by_field_id(batch, columns)
-        keep = None if row_range is None else _in_range(by_id, row_range)
-        if deleted is not None and (left := deleted.mask(first_row, by_id)) is not None:
-            keep = left if keep is None else keep & left
-        first_row += batch.num_rows
-        rows = by_id if keep is None else _filtered(by_id, keep)
-        if rows.num_rows:
-            yield rows
 
 
 def rows_a_batch(about: pq.RowGroupMetaData) -> int:

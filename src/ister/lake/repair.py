@@ -26,7 +26,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from ister.core.errors import CorruptError, CorruptMetadataError, IsterError
-from ister.core.table.data_files import OFFSET_MAX, DataFileEntry
+from ister.core.table.data_files import OFFSET_MAX
 from ister.core.table.maintenance import GRACE_MS_MAX, spelling
 from ister.core.table.names import EPOCH, UPTO, is_of, offsets_of, offsets_text, table_names
 from ister.lake.catalog import load_iceberg
@@ -100,7 +100,7 @@ class Offsets:
         """The offset after the last one, unreadable rows included."""
         self._starts = np.empty(0, np.int64)
         self._stops = np.empty(0, np.int64)
-        self._duplicate: int | None = None
+        self._duplicate = OFFSET_MAX
 
     @property
     def runs(self) -> int:
@@ -112,8 +112,7 @@ class Offsets:
         """The first offset that is missing or duplicated."""
         if not self.runs or self._starts[0] != 0:
             return 0
-        first_gap = int(self._stops[0])
-        return first_gap if self._duplicate is None else min(first_gap, self._duplicate)
+        return min(int(self._stops[0]), self._duplicate)
 
     def add(self, offsets: npt.NDArray[np.int64]) -> None:
         """Add offsets."""
@@ -131,8 +130,7 @@ class Offsets:
         """Add those of another set."""
         self.rows += other.rows
         self.end = max(self.end, other.end)
-        if other._duplicate is not None:
-            self._note_duplicates(np.array([other._duplicate]))
+        self._duplicate = min(self._duplicate, other._duplicate)
         if other.runs:
             self._unite(other._starts, other._stops)
 
@@ -146,8 +144,7 @@ class Offsets:
 
     def _note_duplicates(self, offsets: npt.NDArray[np.int64]) -> None:
         if len(offsets):
-            first = int(offsets[0])
-            self._duplicate = first if self._duplicate is None else min(first, self._duplicate)
+            self._duplicate = min(self._duplicate, int(offsets[0]))
 
 
 class Fallback(NamedTuple):
@@ -489,7 +486,7 @@ def _ancestors(table: Table, unreadable: Mapping[str, str], rows: int) -> Iterat
 def _held(table: Table, snapshot: Snapshot | None) -> tuple[dict[int, Offsets], dict[str, str]]:
     """Return the offsets of each partition, and the problem of each unreadable data file; reads a few MiB at a time."""
     name, held = ".".join(table.name()), dict[int, Offsets]()
-    unreadable, unread = dict[str, str](), list[DataFileEntry]()
+    unreadable = dict[str, str]()
     try:
         listed = SnapshotFiles(snapshot, table.io)
     except Exception as error:
@@ -506,11 +503,10 @@ def _held(table: Table, snapshot: Snapshot | None) -> tuple[dict[int, Offsets], 
             if not is_missing and isinstance(error, OSError) and (problem := unreachable(table.io, entry.path)):
                 raise LakeUnavailableError(name, f"read {entry.path} of", problem) from error
             unreadable[entry.path] = "it is not there" if is_missing else f"it cannot be decoded ({error})"
-            unread.append(entry)
             continue
         for partition, seen in found.items():
             held.setdefault(partition, Offsets()).join(seen)
-    for entry in unread:
+    for entry in (entry for entry in listed.entries if entry.path in unreadable):
         first, last = entry.partition_first, entry.partition_last
         for number in {first, last, *(one for one in held if first <= one <= last)} - {OFFSET_MAX}:
             lost = held.setdefault(number, Offsets())

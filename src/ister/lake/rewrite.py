@@ -17,9 +17,7 @@ from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import EMPTY_DICT
 
 from ister.lake.data_file_rows import (
-    OFFSET_ID,
     OFFSETS,
-    PARTITION_ID,
     by_field_id,
     columns_of,
     deleted_of,
@@ -27,7 +25,7 @@ from ister.lake.data_file_rows import (
     rows_a_batch,
 )
 from ister.lake.errors import CorruptRowsError
-from ister.lake.manifests import SnapshotFiles
+from ister.lake.manifests import OFFSET_ID, PARTITION_ID, SnapshotFiles
 from ister.lake.parquet import ROW_GROUP_BYTES, copied_file, open_copy
 from ister.lake.snapshot import added_entry
 

@@ -144,7 +144,9 @@ class Scan:
         for number in count(1):
             if not self._groups:
                 break
-            self._open_ahead(min(number, self._source.ahead))  # the first file alone: a seek waits for no other
+            ahead = min(number, self._source.ahead)  # the first file alone: a seek waits for no other
+            for entry in [entry for group in islice(self._groups, ahead) for entry in group][:ahead]:
+                self._open(entry)
             entries = self._groups.popleft()
             for rows in self._read_group(entries):
                 slices = max(1, round(rows.nbytes / self._mode.slice_bytes))
@@ -243,12 +245,6 @@ class Scan:
         self.next_offset = stop
 
     # --- files --------------------------------------------------------------------------------------------------------
-
-    def _open_ahead(self, files: int) -> None:
-        """Open the next files before they are needed."""
-        coming = [entry for group in islice(self._groups, files) for entry in group]
-        for entry in coming[:files]:
-            self._open(entry)
 
     def _open(self, entry: DataFileEntry) -> tuple[Iterator[pa.RecordBatch], Future[pa.RecordBatch | None]]:
         if entry.path not in self._opened_ahead:

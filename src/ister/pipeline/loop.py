@@ -87,7 +87,7 @@ def drain(writer: TopicWriter, report: Callable[[MicroBatch], None]) -> list[Top
 
     A topic that is created again meanwhile is another one. It ends after REPLANS_MAX micro-batches without progress.
     """
-    writer.look()
+    writer.refresh()
     goals = {(name, one.place): one.next for name, one in writer.topics.items()}
     idle = 0
     while True:
@@ -156,4 +156,4 @@ class Loop:
             wakeups.ring.wait(min(left_s, self._pace.least_s))
             for wakeup in wakeups.arrived():
                 self._writer.recheck(wakeup.topic, wakeup.generation, wakeup.upto)
-            self._writer.look()
+            self._writer.refresh()

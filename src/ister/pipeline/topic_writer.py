@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from ister.client.storage import BrokerClient
     from ister.core.names import TopicName
     from ister.core.tiers.splits import Split
-    from ister.lake.catalog import LakeCatalog, LakeTable
+    from ister.lake.catalog import LakeCatalog
     from ister.lake.parquet import Written
+    from ister.lake.table import LakeTable
     from ister.pipeline.plan import TablePartition
     from ister.pipeline.typed_values import Typed
     from ister.rpc import ister_v1_pb2 as pb
@@ -191,15 +192,13 @@ class _TopicBatch(NamedTuple):
     """A topic's part of a micro-batch: file plans in the order of their offsets."""
 
     progress: TopicProgress
-    start: int
     plans: list[FilePlan]
 
 
 class _TopicCommit(NamedTuple):
-    """A topic's part of a commit: offsets [start, stop)."""
+    """A topic's part of a commit: the offsets [progress.upto, stop)."""
 
     progress: TopicProgress
-    start: int
     stop: int
     files: list[Written]
     undecoded: int
@@ -231,7 +230,7 @@ class TopicWriter:
         self._budget_bytes = MICRO_BATCH_BYTES
         self._reported: dict[str, tuple[int, int]] = {}
         self._schemas = Schemas(broker)
-        self._pool = ThreadPoolExecutor(CALLS, "ister-ask")
+        self._pool = ThreadPoolExecutor(CALLS, "ister-broker")
         self._committing = ThreadPoolExecutor(COMMITS, "ister-commit")
         self.topics: dict[str, TopicProgress] = {}
         self.epoch = 0
@@ -247,7 +246,7 @@ class TopicWriter:
             self._tables.clear()
             self._reported.clear()
             try:
-                self.look()
+                self.refresh()
             except TableAheadError as error:
                 log.warning("epoch_behind", epoch=error.epoch, held=error.held, table=error.table)
                 least_epoch = error.held + 1
@@ -266,7 +265,7 @@ class TopicWriter:
 
     # --- topics and tables --------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Refresh the topics: open the tables of new ones, drop deleted ones."""
         found = chosen(self._broker.topics(), self._settings.choice)
         known, now = self.topics, self.now()
@@ -283,7 +282,7 @@ class TopicWriter:
             self._schemas.forget(self._tables.pop(key))
         self._reported = {name: one for name, one in self._reported.items() if name in self.topics}
         self._ahead.clear()
-        self._refresh()
+        self._refresh_stale()
         missing = [key for key in sorted(wanted) if key not in self._tables]
         problems = dict(self._each(self._committing, self._open_table, missing))
         if self._ahead:
@@ -297,7 +296,7 @@ class TopicWriter:
         if progress is not None and progress.place.generation == generation and upto <= progress.upto:
             self._stale.add(progress.place.table)
 
-    def _refresh(self) -> None:
+    def _refresh_stale(self) -> None:
         """Read tables again that others may have changed; one that was dropped or changed is opened again."""
         stale = sorted(self._stale & self._tables.keys())
         self._stale.clear()
@@ -367,17 +366,17 @@ class TopicWriter:
         busy = {one.place.table for one in self.topics.values() if one.is_ready(self.now())}
         idle = sorted(self._tables.keys() - busy)
         self._stale.update(idle[self._batches % REFRESH_EVERY :: REFRESH_EVERY])
-        self.look()
+        self.refresh()
         now = self.now()
         ready = [one for one in self.topics.values() if one.is_ready(now)]
         before = [one.failure for one in ready]
         self._attempts.clear()
-        self._type(ready)
+        self._evolve(ready)
         batches = self._plan([one for one, failure in zip(ready, before, strict=True) if one.failure is failure])
         by_table: dict[tuple[TopicName, int], list[_TopicCommit]] = {}
         for batch, ended in self._run_all(batches):
             commit = self._gather(batch, ended)
-            if commit.stop > commit.start:
+            if commit.files:
                 by_table.setdefault(batch.progress.place.table, []).append(commit)
         for key, problem in self._each(self._committing, lambda key: self._commit(key, by_table[key]), list(by_table)):
             for commit in by_table.pop(key):
@@ -388,7 +387,7 @@ class TopicWriter:
         commits = [commit for commits in by_table.values() for commit in commits]
         files = [one for commit in commits for one in commit.files]
         return MicroBatch(
-            rows=sum(commit.stop - commit.start for commit in commits),
+            rows=sum(one.rows for one in files),
             bytes=sum(one.bytes for one in files),
             files=len(files),
             commits=len(by_table),
@@ -397,7 +396,7 @@ class TopicWriter:
             failed={one.name: one.error for one in self.topics.values() if one.error},
         )
 
-    def _type(self, ready: Sequence[TopicProgress]) -> None:
+    def _evolve(self, ready: Sequence[TopicProgress]) -> None:
         """Evolve tables for the schemas of their topics; one after the other, because partitions share a table."""
         unavailable = ""
         for progress in ready:
@@ -419,35 +418,27 @@ class TopicWriter:
         """Request the splits of topics, and divide the budget of a micro-batch among them; in the order of names."""
         found: dict[str, Sequence[Split]] = {}
 
-        def ask(progress: TopicProgress) -> None:
-            found[progress.name] = self._splits(progress)
+        def request(progress: TopicProgress) -> None:
+            """Sync a topic and request its splits, as many as a micro-batch could take."""
+            name, generation, broker = progress.name, progress.place.generation, self._broker
+            splits_max = 1 if progress.runs_apart else max(1, self._budget_bytes // SPLIT_BYTES)
+            broker.sync(name, generation)
+            if self._settings.objects_only:
+                broker.upload(name, generation)
+            found[name] = broker.splits(name, generation, progress.upto, split_bytes=SPLIT_BYTES, splits_max=splits_max)
 
-        for progress, problem in self._each(self._pool, ask, ready):
+        for progress, problem in self._each(self._pool, request, ready):
             progress.fail(problem, self.now())
         planned = sorted((one for one in ready if found.get(one.name)), key=lambda one: one.name)
         sizes = [[split.bytes for split in found[one.name]] for one in planned]
         counts = splits_each(sizes, self._budget_bytes)
-        whole = sum(sum(each[:count]) for each, count in zip(sizes, counts, strict=True))
+        parts = [sum(each[:count]) for each, count in zip(sizes, counts, strict=True)]
         batches = []
-        for one, each, count in zip(planned, sizes, counts, strict=True):
-            cores = cores_for(sum(each[:count]), whole, self._settings.cores)
+        for one, count, part in zip(planned, counts, parts, strict=True):
+            cores = cores_for(part, sum(parts), self._settings.cores)
             plans = plan_files(one.name, found[one.name][:count], self._settings.target_file_bytes, cores)
-            batches.append(_TopicBatch(one, one.upto, plans))
+            batches.append(_TopicBatch(one, plans))
         return batches
-
-    def _splits(self, progress: TopicProgress) -> Sequence[Split]:
-        """Sync a topic and return its splits, as many as a micro-batch could take."""
-        generation, broker = progress.place.generation, self._broker
-        broker.sync(progress.name, generation)
-        if self._settings.objects_only:
-            broker.upload(progress.name, generation)
-        return broker.splits(
-            progress.name,
-            generation,
-            progress.upto,
-            split_bytes=SPLIT_BYTES,
-            splits_max=1 if progress.runs_apart else max(1, self._budget_bytes // SPLIT_BYTES),
-        )
 
     def _run_all(self, batches: Sequence[_TopicBatch]) -> list[tuple[_TopicBatch, list[Outcome]]]:
         """Run one job for all topics, and one each for those whose last job failed; return how their file plans ended.
@@ -510,7 +501,7 @@ class TopicWriter:
 
     def _gather(self, batch: _TopicBatch, outcomes: Sequence[Outcome]) -> _TopicCommit:
         """Take what was written up to the first hole; what comes behind it is written again by the next micro-batch."""
-        progress, stop = batch.progress, batch.start
+        progress, stop = batch.progress, batch.progress.upto
         results: list[WriteResult] = []
         for plan, (verdict, text) in zip(batch.plans, outcomes, strict=True):
             if verdict is not Verdict.WRITTEN:
@@ -532,10 +523,10 @@ class TopicWriter:
         misfits = {path for result in results for path in result.misfits}
         if self._finds_schemas(progress, unknown) or self._adds_columns(progress, misfits):
             self._discard(batch, outcomes[: len(results)])
-            return _TopicCommit(progress, batch.start, batch.start, [], 0)
+            return _TopicCommit(progress, progress.upto, [], 0)
         files = [file for result in results for file in result.files]
         undecoded = sum(self._undecoded(progress, file) for file in files)
-        return _TopicCommit(progress, batch.start, stop, files, undecoded)
+        return _TopicCommit(progress, stop, files, undecoded)
 
     def _finds_schemas(self, progress: TopicProgress, unknown: set[Named]) -> bool:
         """Return True if messages must be decoded again, with schemas that their topic does not follow.
@@ -593,7 +584,7 @@ class TopicWriter:
         try:
             table.commit_add_files(
                 [one for commit in commits for one in commit.files],
-                {commit.progress.place.partition: (commit.start, commit.stop) for commit in commits},
+                {commit.progress.place.partition: (commit.progress.upto, commit.stop) for commit in commits},
             )
         except FencedError:
             raise

@@ -167,7 +167,7 @@ def configured(path: str | None, data_dir: str | None = None) -> Config:
         raise InvalidOptionError("config", f"is {path}, which cannot be read: {error.strerror}") from None
 
 
-def _address_in(path: str) -> str:
+def _url_in(path: str) -> str:
     """Return the URL for clients from a broker's configuration."""
     config = configured(path)
     if (url := config.advertised_listeners.broker_url) is not None:
@@ -180,7 +180,7 @@ def _address_in(path: str) -> str:
 def _broker(options: Mapping[str, str]) -> str:
     text = options.get("broker")
     if text is None:
-        text = _address_in(options["config"]) if "config" in options else BROKER
+        text = _url_in(options["config"]) if "config" in options else BROKER
     try:
         found = listener(text)
     except ValueError as error:

@@ -151,7 +151,11 @@ def find_targets(options: WriteOptions, retry_for_s: float = RETRY_FOR_S) -> dic
             if not error.is_not_found:
                 raise
             listed = []  # no such namespace: CreateProducer reports it
-    return {topic.name: _target(topic) for topic in partitions_named(listed, options.topic).values()}
+    targets = {}
+    for topic in partitions_named(listed, options.topic).values():
+        timeout_s = json.loads(topic.policies or "{}").get("ack_timeout_ms", 0) / 1000 + CALL_S / 2
+        targets[topic.name] = Target(topic.generation, max(CALL_S, timeout_s))
+    return targets
 
 
 def find_targets_now(options: WriteOptions) -> dict[str, Target] | None:
@@ -163,11 +167,6 @@ def find_targets_now(options: WriteOptions) -> dict[str, Target] | None:
         return find_targets(options, retry_for_s=0)
     except BrokerUnavailableError:
         return None
-
-
-def _target(topic: pb.Topic) -> Target:
-    timeout_s = json.loads(topic.policies or "{}").get("ack_timeout_ms", 0) / 1000 + CALL_S / 2
-    return Target(topic.generation, max(CALL_S, timeout_s))
 
 
 def check_commits(topic: str, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -355,14 +354,10 @@ class Sender:
         self._bytes -= len(message.payload)
         try:
             self._finish(message, acknowledged)
-        except BrokerUnavailableError:
-            pass
-        except BrokerRefusedError as error:
-            if not error.is_not_found:
+        except (BrokerUnavailableError, BrokerRefusedError) as error:
+            if isinstance(error, BrokerRefusedError) and not error.is_not_found:
                 raise
-        else:
-            return
-        retry_unavailable(lambda: self._send_again(message))
+            retry_unavailable(lambda: self._send_again(message))
 
     def _send_again(self, message: StreamMessage) -> None:
         self._create(message.msg_id.topic_name)
