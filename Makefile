@@ -27,7 +27,7 @@ $(READY): requirements.lock pyproject.toml
 	@echo "setup: compiling the frame decoder (once; cached from then on)"
 	@$(BIN)/python -m ister.core.frames.warm
 	@echo "setup: fetching what Spark needs (once; kept from then on)"
-	@$(BIN)/python -m ister.pipeline.fetch_jars >/dev/null
+	@$(BIN)/python -m ister.pipeline.session >/dev/null
 	@touch $@
 
 .PHONY: run

@@ -96,7 +96,7 @@ def trickle(writer: TrickleWriter, upkeep: Upkeep, catalog, clock: VirtualClock,
     with asyncio.Runner() as runner:
         client = runner.run(connect(target))
         producer = runner.run(client.producer(TOPIC))
-        writer.look()  # creates the table through the library, with real timestamps
+        writer.refresh()  # creates the table through the library, with real timestamps
         stamp_again(catalog, TABLE, clock)
         for tick in range(1, TICKS + 1):
             clock.ms = began_ms + tick * 1000

@@ -82,7 +82,7 @@ def test_status_tells_how_far_each_table_is(spark, catalog, broker, lake_home, s
     with Pipeline(spark, broker, catalog, [topic]) as writer:
         writer.tick()
         produce(broker, topic, [b"x"] * 4)
-        writer.look()
+        writer.refresh()
         Status.of(writer).write(lake_home / FILE_NAME)
         content, topics = status()
     assert content["epoch"] == writer.epoch

@@ -248,7 +248,7 @@ def test_level_lake_answers_once_the_message_is_in_the_table(spark, catalog, bro
                 async with asyncio.timeout(WAIT_S):
                     while writer.topics[topic].next < 2:
                         await asyncio.sleep(0.05)  # until the broker has it
-                        await asyncio.to_thread(writer.look)
+                        await asyncio.to_thread(writer.refresh)
                 assert not sending.done()
                 await asyncio.to_thread(writer.tick)
                 await asyncio.wait_for(sending, WAIT_S)

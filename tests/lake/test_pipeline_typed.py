@@ -331,18 +331,18 @@ def test_messages_are_decoded_by_the_schema_that_they_name_whatever_the_topic_fo
         assert writer.topics[topic].undecoded == 1
         assert len(files_of(catalog, topic)[1]) == 1, "what was written before the schema was asked for is not left"
         # A version that comes between the look and the plan is met in the same way.
-        look = writer.look
+        refresh = writer.refresh
 
         def late():
-            look()
+            refresh()
             bind(
                 broker, topic, {"type": "object", "properties": {"paid": {}, "by": {"type": "string"}}}, word="receipt"
             )
             asyncio.run(send(broker, topic, [b'{"by": "card"}'], schema_id=second, version=2))
-            writer.look = look
+            writer.refresh = refresh
 
         asyncio.run(send(broker, topic, [b'{"paid": false}'], schema_id=second, version=1))
-        writer.look = late
+        writer.refresh = late
         drain(writer, ticks.append)
         drain(writer, ticks.append)
         assert writer.topics[topic].undecoded == 1

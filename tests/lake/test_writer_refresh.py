@@ -149,10 +149,10 @@ def test_a_wakeup_for_what_is_in_the_table_already_has_it_read_at_once(lake, wri
     writer.recheck(str(TOPIC), 1, ROWS + 1)
     writer.recheck(str(TOPIC), 2, ROWS)
     writer.recheck("/default/nobody", 1, ROWS)
-    writer.look()
+    writer.refresh()
     assert writer.topics[str(TOPIC)].upto == ROWS, "what is waited for and not there yet says nothing of the table"
     writer.recheck(str(TOPIC), 1, ROWS)
-    writer.look()
+    writer.refresh()
     assert writer.topics[str(TOPIC)].upto == 3
 
 

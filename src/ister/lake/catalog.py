@@ -8,6 +8,7 @@ read each time. Copies of metadata share their parts, as nobody modifies a part 
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from pyiceberg.typedef import Identifier
 
     from ister.core.names import TopicName
-
-__all__ = ["LakeCatalog", "LakeTable", "LazyLakeCatalog"]
 
 log = structlog.get_logger()
 
@@ -149,7 +148,12 @@ class LakeCatalog:
         return next((name for name in candidates if name not in owners), candidates[-1])
 
     def _create(self, name: tuple[str, str], topic: TopicName, generation: int) -> Table:
-        self._create_namespace(name[0])
+        try:
+            self.catalog.create_namespace_if_not_exists(name[0])
+        except Exception:
+            # Each catalog has another error for a namespace that was created concurrently.
+            if not self.catalog.namespace_exists(name[0]):
+                raise
         return self.catalog.create_table(
             name,
             SCHEMA,
@@ -157,14 +161,6 @@ class LakeCatalog:
             partition_spec=SPEC,
             properties={**PROPERTIES, TOPIC: str(topic), GENERATION: str(generation), EPOCH: "0", UPTO: "{}"},
         )
-
-    def _create_namespace(self, namespace: str) -> None:
-        try:
-            self.catalog.create_namespace_if_not_exists(namespace)
-        except Exception:
-            # Each catalog has another error for a namespace that was created concurrently.
-            if not self.catalog.namespace_exists(namespace):
-                raise
 
     def _location(self, name: tuple[str, str]) -> str | None:
         """Return `{warehouse}/{namespace}/{table}`; None with a REST catalog, which chooses the location.
@@ -190,7 +186,10 @@ class LakeCatalog:
         if wrong := differs(table.schema()):
             raise TableMovedError(".".join(table.name()), wrong)
         if table.sort_order().is_unsorted:
-            table = self._sorted(table)
+            with suppress(CommitFailedException), table.update_sort_order() as order:  # or another process has set it
+                for column in SORTED_BY:
+                    order.asc(column, IdentityTransform())
+            table = self.catalog.load_table(table.name())
         found = self._opened(table, topic, generation)
         found.check_surplus()
         return found
@@ -198,27 +197,19 @@ class LakeCatalog:
     def _opened(self, table: Table, topic: TopicName, generation: int) -> LakeTable:
         return LakeTable(table, topic, generation, now_ms=self._now_ms, grace_ms=self._grace_ms)
 
-    def _sorted(self, table: Table) -> Table:
-        with suppress(CommitFailedException), table.update_sort_order() as order:  # or another process has set it
-            for column in SORTED_BY:
-                order.asc(column, IdentityTransform())
-        return self.catalog.load_table(table.name())
-
 
 class LazyLakeCatalog:
     """A catalog that is opened on first use, so that a broker starts while the catalog is down."""
 
     def __init__(self, name: str, properties: Mapping[str, str]) -> None:
-        self._name = name
-        self._properties = properties
+        self._open = partial(LakeCatalog.open, name, properties)
         self._lake: LakeCatalog | None = None
         self._lock = Lock()
 
     def find(self, topic: TopicName, generation: int) -> LakeTable | None:
         """Return a topic's table if there is one; LakeUnavailableError when the catalog cannot be opened."""
         with self._lock:
-            if self._lake is None:
-                self._lake = LakeCatalog.open(self._name, self._properties)
+            self._lake = self._lake or self._open()
         return self._lake.find(topic, generation)
 
     def close(self) -> None:

@@ -1,38 +1,46 @@
-"""Row ranges of one Parquet data file: columns by field id, page checksums verified.
+"""Row ranges of one Parquet data file without its deleted rows: columns by field id, page checksums verified.
 
-Row groups outside of the range are skipped. Batches have a few MiB at most, also of files that others wrote.
+Row groups outside of the range are skipped. Batches have a few MiB at most, also of files that others wrote. Deletes that are
+merged on read are position deletes, deletion vectors and equality deletes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+from pyiceberg.table.puffin import PuffinFile
 from pyiceberg.types import IntegerType
 
 from ister.lake.columns import SCHEMA
-from ister.lake.deletes import FIELD_ID
 from ister.lake.files import is_local
+from ister.lake.manifests import OFFSET_ID, PARTITION_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from pyiceberg.io import FileIO
+    from pyiceberg.manifest import DataFile
 
     from ister.core.table.data_files import DataFileEntry
-    from ister.lake.deletes import DeletedRows
+    from ister.lake.manifests import DeleteFile
 
+PATH_ID = 2147483546
+"""Iceberg's field id of `file_path` in position delete files; its bounds limit the data files they refer to."""
+FIELD_ID = b"PARQUET:field_id"
 BATCH_BYTES = 4 << 20
 BATCH_ROWS = 1 << 16
 BATCH_ROWS_MIN = 64
 
 MESSAGE_FIELDS = {field.field_id: field.name for field in SCHEMA.fields if field.name != "publish_time"}
 """The columns of a message; `publish_time` is derived from `publish_time_ms`, which is exact."""
-OFFSETS = {1: "topic_offset", 2: "partition"}
+OFFSETS = {OFFSET_ID: "topic_offset", PARTITION_ID: "partition"}
 """The columns that identify a message."""
-OFFSET_ID, PARTITION_ID = 1, 2
 NARROW = frozenset(field.field_id for field in SCHEMA.fields if isinstance(field.field_type, IntegerType))
 """Columns of 32 bits, which a user may have widened."""
 
@@ -59,33 +67,22 @@ def read_rows(
     with files.new_input(entry.path).open(seekable=True) as source:
         file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=not is_local(entry.path))
         columns = columns_of(file.schema_arrow, fields.keys(), deleted.equality_ids if deleted else set())
-        first_row = 0
+        names, first_row = [name for name in columns.values() if name], 0
         for group in range(file.metadata.num_row_groups):
             about = file.metadata.row_group(group)
-            if row_range is None or _may_hold(about, columns, row_range):
-                for rows in _read_group(file, group, first_row, columns, row_range, deleted):
+            if row_range is not None and not _may_hold(about, columns, row_range):
+                first_row += about.num_rows
+                continue
+            for batch in file.iter_batches(batch_size=rows_a_batch(about), row_groups=[group], columns=names):
+                rows = by_field_id(batch, columns)
+                keep = None if row_range is None else _in_range(rows, row_range)
+                if deleted is not None and (left := deleted.mask(first_row, rows)) is not None:
+                    keep = left if keep is None else keep & left
+                first_row += batch.num_rows
+                if keep is not None:
+                    rows = _filtered(rows, keep)
+                if rows.num_rows:
                     yield rows.select([str(field_id) for field_id in fields]).rename_columns(list(fields.values()))
-            first_row += about.num_rows
-
-
-def _read_group(
-    file: pq.ParquetFile,
-    group: int,
-    first_row: int,
-    columns: dict[int, str | None],
-    row_range: RowRange | None,
-    deleted: DeletedRows | None,
-) -> Iterator[pa.RecordBatch]:
-    rows_each, names = rows_a_batch(file.metadata.row_group(group)), [name for name in columns.values() if name]
-    for batch in file.iter_batches(batch_size=rows_each, row_groups=[group], columns=names):
-        by_id = by_field_id(batch, columns)
-        keep = None if row_range is None else _in_range(by_id, row_range)
-        if deleted is not None and (left := deleted.mask(first_row, by_id)) is not None:
-            keep = left if keep is None else keep & left
-        first_row += batch.num_rows
-        rows = by_id if keep is None else _filtered(by_id, keep)
-        if rows.num_rows:
-            yield rows
 
 
 def rows_a_batch(about: pq.RowGroupMetaData) -> int:
@@ -99,7 +96,7 @@ def columns_of(schema: pa.Schema, wanted: Collection[int], optional: Collection[
 
     An `optional` field that the file does not have is None.
     """
-    names = {int(field.metadata[FIELD_ID]): field.name for field in schema if FIELD_ID in (field.metadata or {})}
+    names = _names_by_id(schema)
     missing = sorted(field_id for field_id in wanted if field_id not in names)
     if missing:
         raise ValueError(f"it has no column with field id {', '.join(map(str, missing))}")
@@ -144,3 +141,80 @@ def _filtered(rows: pa.RecordBatch, keep: np.ndarray) -> pa.RecordBatch:
     if at[-1] - at[0] + 1 == len(at):
         return rows.slice(int(at[0]), len(at))
     return rows.filter(pa.array(keep))
+
+
+def _names_by_id(schema: pa.Schema) -> dict[int, str]:
+    return {int(field.metadata[FIELD_ID]): field.name for field in schema if FIELD_ID in (field.metadata or {})}
+
+
+# --- deletes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedRows:
+    """The deleted rows of one data file, from every delete file that may refer to it."""
+
+    positions: np.ndarray
+    values: Sequence[tuple[list[int], set[tuple[object, ...]]]]
+
+    @property
+    def equality_ids(self) -> set[int]:
+        """The fields that equality deletes compare."""
+        return {field_id for ids, _ in self.values for field_id in ids}
+
+    def mask(self, first_row: int, rows: pa.RecordBatch) -> np.ndarray | None:
+        """Return a mask of the rows that are not deleted, None when all are; `first_row` is the position in the file.
+
+        The columns of `rows` are named by field id.
+        """
+        keep = np.ones(rows.num_rows, np.bool_)
+        low, high = np.searchsorted(self.positions, [first_row, first_row + rows.num_rows])
+        keep[self.positions[low:high] - first_row] = False
+        for ids, deleted in self.values:
+            columns = [rows.column(str(field_id)).to_pylist() for field_id in ids]
+            keep &= np.fromiter((row not in deleted for row in zip(*columns, strict=True)), np.bool_, rows.num_rows)
+        return None if keep.all() else keep
+
+
+def deleted_of(entry: DataFileEntry, deletes: Iterable[DeleteFile], files: FileIO) -> DeletedRows | None:
+    """Return the deleted rows of a data file, None when there are none."""
+    positions: list[np.ndarray] = []
+    values: list[tuple[list[int], set[tuple[object, ...]]]] = []
+    for delete in deletes:
+        if delete.file.content == DataFileContent.POSITION_DELETES:
+            if delete.sequence >= entry.sequence and _may_name(delete.file, entry.path):
+                positions.append(_positions(delete.file, entry.path, files))
+        elif delete.sequence > entry.sequence and delete.is_in_partition_of(entry):
+            values.append(_values(delete.file, files))
+    if not positions and not values:
+        return None
+    merged = np.unique(np.concatenate(positions)) if positions else np.empty(0, np.int64)
+    return DeletedRows(merged, values)
+
+
+def _may_name(file: DataFile, path: str) -> bool:
+    lower, upper = (file.lower_bounds or {}).get(PATH_ID), (file.upper_bounds or {}).get(PATH_ID)
+    if lower is None or upper is None:
+        return True
+    wanted = path.encode()
+    return lower <= wanted and wanted[: len(upper)] <= upper
+
+
+def _positions(file: DataFile, path: str, files: FileIO) -> np.ndarray:
+    with files.new_input(file.file_path).open() as source:
+        if file.file_format == FileFormat.PUFFIN:
+            vectors = deletion_vectors_from_puffin_file(PuffinFile(source.read()))
+            found = [vector.to_vector().to_numpy() for vector in vectors if vector.referenced_data_file == path]
+            return np.concatenate(found) if found else np.empty(0, np.int64)
+        table = pq.read_table(source, page_checksum_verification=True)
+    positions: np.ndarray = table.filter(pa.compute.equal(table["file_path"], path))["pos"].to_numpy()
+    return positions
+
+
+def _values(file: DataFile, files: FileIO) -> tuple[list[int], set[tuple[object, ...]]]:
+    ids = list(file.equality_ids or ())
+    with files.new_input(file.file_path).open() as source:
+        table = pq.read_table(source, page_checksum_verification=True)
+    names = _names_by_id(table.schema)
+    columns = [table[names[field_id]].to_pylist() for field_id in ids]
+    return ids, set(zip(*columns, strict=True))

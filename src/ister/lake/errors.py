@@ -39,10 +39,11 @@ class CommitMisplacedError(BusyError):
 class TableMovedError(CorruptError):
     """The table is not what was last committed: rolled back, emptied, replaced or dropped."""
 
-    def __init__(self, table: str, found: str) -> None:
+    def __init__(self, table: str, found: str, text: str = "") -> None:
         self.table, self.found = table, found
         super().__init__(
-            f"table {table} is not as it was left: {found}; its topic is not committed to it any more, "
+            text
+            or f"table {table} is not as it was left: {found}; its topic is not committed to it any more, "
             "run `ister lake repair` to append what is missing from the log or the objects"
         )
 
@@ -52,16 +53,14 @@ class OutsideWarehouseError(TableMovedError):
 
     def __init__(self, table: str, place: str, warehouse: str) -> None:
         self.place, self.warehouse = place, warehouse
-        super().__init__(table, f"{place} lies outside of the warehouse {warehouse}")
-
-    def __str__(self) -> str:
-        """Return the problem, its cause and the next step."""
-        return (
-            f"table {self.table} has files at {self.place}, outside of the configured warehouse {self.warehouse}: catalog.db "
+        super().__init__(
+            table,
+            f"{place} lies outside of the warehouse {warehouse}",
+            f"table {table} has files at {place}, outside of the configured warehouse {warehouse}: catalog.db "
             "and Iceberg's metadata name files by absolute paths, so in a copied or moved data directory they are still the "
             "original's, and nothing is written, expired or deleted there. Serve the directory from its original path. Or, "
             "for a copy whose log and objects still hold every message, remove the copy's catalog.db and warehouse: the "
-            "pipeline then makes the tables anew"
+            "pipeline then makes the tables anew",
         )
 
 
@@ -70,15 +69,13 @@ class UnsupportedFormatError(TableMovedError):
 
     def __init__(self, table: str, version: int) -> None:
         self.version = version
-        super().__init__(table, f"its format version is {version}")
-
-    def __str__(self) -> str:
-        """Return the problem, its cause and the next step."""
-        return (
-            f"table {self.table} has Iceberg's format version {self.version}, and Ister writes version {FORMAT_VERSION_MAX} at "
+        super().__init__(
+            table,
+            f"its format version is {version}",
+            f"table {table} has Iceberg's format version {version}, and Ister writes version {FORMAT_VERSION_MAX} at "
             "most: it can be read and nothing is appended to it. A version cannot be lowered: rename the table, and the "
             "pipeline makes another one from log and objects if these still hold every message, or turn the topic's table "
-            "off (lake=false)"
+            "off (lake=false)",
         )
 
 

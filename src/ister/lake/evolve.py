@@ -80,7 +80,7 @@ def evolve(table: LakeTable, wanted: Sequence[Struct], misfits: Sequence[Path] =
             log.warning("table_not_typed", table=".".join(table.identifier), cause=reason)
             return None
         before = value_shape(table.schema)
-        missing = [name for name in (VALUE, DECODE_ERROR) if name not in _names(table.schema)]
+        missing = [name for name in (VALUE, DECODE_ERROR) if name not in {field.name for field in table.schema.fields}]
         shape = before or Struct()
         changes: list[Change] = []
         for one in wanted:
@@ -91,7 +91,7 @@ def evolve(table: LakeTable, wanted: Sequence[Struct], misfits: Sequence[Path] =
         if before is not None and not changes and not missing:
             return before
         try:
-            table.change_columns(_whole(missing, shape) + changes_of(before, shape, changes))
+            table.change_columns(column_changes(missing, before, shape, changes))
         except CommitFailedException:
             table.refresh()
             continue
@@ -109,25 +109,21 @@ class ColumnChange(NamedTuple):
     is_new: bool
 
 
-def _whole(missing: Sequence[str], shape: Struct) -> list[ColumnChange]:
-    """Return the columns of ours that a table lacks."""
+def column_changes(
+    missing: Sequence[str], before: Struct | None, shape: Struct, changes: Sequence[Change]
+) -> list[ColumnChange]:
+    """Return the columns of ours that a table lacks, then those to add or to widen within the `value` that it has."""
     shapes: dict[str, Shape] = {VALUE: shape, DECODE_ERROR: Primitive.STRING}
-    return [ColumnChange((name,), _field(name, shapes[name]), is_new=True) for name in missing]
-
-
-def changes_of(before: Struct | None, shape: Struct, changes: Sequence[Change]) -> list[ColumnChange]:
-    """Return the columns within `value` to add or to widen; none for a table that lacks `value`."""
-    if before is None:
-        return []
-    found: dict[tuple[str, ...], ColumnChange] = {}
-    added: set[tuple[str, ...]] = set()
-    for change in changes:
+    found, added = dict[tuple[str, ...], ColumnChange](), set[tuple[str, ...]]()
+    for name in missing:
+        found[(name,)] = ColumnChange((name,), _field(name, shapes[name]), is_new=True)
+    for change in () if before is None else changes:
         # Several schema versions may change a column that is added now: it is added in its final shape.
         if not any(change.path[:length] in added for length in range(1, len(change.path) + 1)):
             if is_new := isinstance(change, AddField):
                 added.add(change.path)
-            field = _field(change.path[-1], _at(shape, change.path))
-            found[change.path] = ColumnChange((VALUE, *change.path), field, is_new)
+            path = (VALUE, *change.path)
+            found[path] = ColumnChange(path, _field(path[-1], _at(shape, change.path)), is_new)
     return list(found.values())
 
 
@@ -167,10 +163,6 @@ def _taken(schema: Schema) -> str | None:
         if field.name == DECODE_ERROR and (field.required or not isinstance(field.field_type, StringType)):
             return f"its column {DECODE_ERROR} is {field.field_type}, and no optional string"
     return None
-
-
-def _names(schema: Schema) -> set[str]:
-    return {field.name for field in schema.fields}
 
 
 def _known(field: NestedField) -> NestedField:

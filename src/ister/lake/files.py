@@ -103,8 +103,7 @@ def is_empty(files: FileIO, directory: str) -> bool:
     if not isinstance(files, PyArrowFileIO):
         return True
     scheme, host, path = files.parse_location(directory, files.properties)
-    found = files.fs_by_scheme(scheme, host).get_file_info(FileSelector(path, allow_not_found=True))
-    return not found
+    return not files.fs_by_scheme(scheme, host).get_file_info(FileSelector(path, allow_not_found=True))
 
 
 def sync_local(locations: Iterable[str], table_location: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyiceberg.manifest import DataFileContent, ManifestContent
 
-from ister.core.table.data_files import OFFSET_MAX, Changes, DataFileEntry, changes, select
+from ister.core.table.data_files import OFFSET_MAX, DataFileEntry
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -42,13 +42,14 @@ class _Manifest(NamedTuple):
 
 
 class SnapshotFiles:
-    """The files of one snapshot; `plan` returns those of a row range."""
+    """The files of one snapshot."""
 
     def __init__(self, snapshot: Snapshot | None = None, files: FileIO | None = None) -> None:
         self.snapshot_id: int | None = None
         self.entries: tuple[DataFileEntry, ...] = ()
         self.deletes: tuple[DeleteFile, ...] = ()
-        self._manifests: dict[str, _Manifest] = {}
+        self.manifests: dict[str, _Manifest] = {}
+        """By path."""
         if snapshot is not None and files is not None:
             self.load(snapshot, files)
 
@@ -58,39 +59,21 @@ class SnapshotFiles:
             return
         manifests: dict[str, _Manifest] = {}
         for manifest in snapshot.manifests(files) if snapshot is not None else ():
-            known = self._manifests.get(manifest.manifest_path)
+            known = self.manifests.get(manifest.manifest_path)
             manifests[manifest.manifest_path] = known or _read(manifest, files)
-        self._manifests = manifests
+        self.manifests = manifests
         self.entries = tuple(entry for one in manifests.values() for entry in one.entries)
         self.deletes = tuple(delete for one in manifests.values() for delete in one.deletes)
         self.snapshot_id = None if snapshot is None else snapshot.snapshot_id
-
-    @property
-    def manifests(self) -> tuple[str, ...]:
-        """The path of every manifest."""
-        return tuple(self._manifests)
-
-    def plan(self, start: int, stop: int, partition: int) -> list[DataFileEntry]:
-        """Return the data files that may hold offsets [start, stop) of a partition, by their first offset."""
-        return select(self.entries, start, stop, partition)
-
-
-def plan_scan(before: Snapshot | None, after: Snapshot, files: FileIO) -> Changes:
-    """Return the data files that differ between two snapshots."""
-    return changes(SnapshotFiles(before, files).entries, SnapshotFiles(after, files).entries)
 
 
 def _read(manifest: ManifestFile, files: FileIO) -> _Manifest:
     entries, spec_id = manifest.fetch_manifest_entry(files, discard_deleted=True), manifest.partition_spec_id
     if manifest.content == ManifestContent.DELETES:
-        return _Manifest((), tuple(_delete_file(entry, spec_id) for entry in entries))
+        numbered = [(entry.data_file, entry.sequence_number or 0) for entry in entries]
+        return _Manifest((), tuple(DeleteFile(file, at, spec_id, _values(file.partition)) for file, at in numbered))
     data = [entry for entry in entries if entry.data_file.content == DataFileContent.DATA]
     return _Manifest(tuple(_data_file(entry, spec_id) for entry in data), ())
-
-
-def _delete_file(entry: ManifestEntry, spec_id: int) -> DeleteFile:
-    file = entry.data_file
-    return DeleteFile(file, entry.sequence_number or 0, spec_id, _values(file.partition))
 
 
 def _values(partition: Record) -> tuple[object, ...]:

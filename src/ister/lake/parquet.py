@@ -25,7 +25,6 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.typedef import Record
 
-from ister.core.table.commit import FileRows
 from ister.lake.columns import DAY, METRICS
 from ister.lake.files import open_io
 
@@ -74,10 +73,6 @@ class Written(NamedTuple):
             if isinstance(value, dict):
                 fields[name] = {int(field_id): of_it for field_id, of_it in value.items()}
         return cls(**fields)
-
-    def file_rows(self) -> FileRows:
-        """Return its rows."""
-        return FileRows(self.partition, self.first_offset, self.last_offset, self.rows)
 
 
 def write_files(

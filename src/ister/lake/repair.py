@@ -26,13 +26,12 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from ister.core.errors import CorruptError, CorruptMetadataError, IsterError
-from ister.core.table.data_files import OFFSET_MAX, DataFileEntry
+from ister.core.table.data_files import OFFSET_MAX
 from ister.core.table.maintenance import GRACE_MS_MAX, spelling
 from ister.core.table.names import EPOCH, UPTO, is_of, offsets_of, offsets_text, table_names
 from ister.lake.catalog import load_iceberg
 from ister.lake.columns import differs
-from ister.lake.data_file_rows import OFFSETS, read_rows
-from ister.lake.deletes import deleted_of
+from ister.lake.data_file_rows import OFFSETS, deleted_of, read_rows
 from ister.lake.errors import (
     CommitConflictError,
     CommitUnknownError,
@@ -70,8 +69,7 @@ class RepairRefusedError(CorruptError):
     """Neither log nor objects hold the messages that a repair would have to append again."""
 
     def __init__(self, table: str, losses: Sequence[str]) -> None:
-        self.table = table
-        self.losses = tuple(losses)
+        self.table, self.losses = table, tuple(losses)
         super().__init__(
             f"table {table} cannot be repaired: {'; '.join(losses)}; nothing was changed. Restore the objects, or keep the "
             "table as it is and turn it off for this topic (lake=false); rows that someone else wrote delete with `ister sql`"
@@ -102,7 +100,7 @@ class Offsets:
         """The offset after the last one, unreadable rows included."""
         self._starts = np.empty(0, np.int64)
         self._stops = np.empty(0, np.int64)
-        self._duplicate: int | None = None
+        self._duplicate = OFFSET_MAX
 
     @property
     def runs(self) -> int:
@@ -114,8 +112,7 @@ class Offsets:
         """The first offset that is missing or duplicated."""
         if not self.runs or self._starts[0] != 0:
             return 0
-        first_gap = int(self._stops[0])
-        return first_gap if self._duplicate is None else min(first_gap, self._duplicate)
+        return min(int(self._stops[0]), self._duplicate)
 
     def add(self, offsets: npt.NDArray[np.int64]) -> None:
         """Add offsets."""
@@ -133,8 +130,7 @@ class Offsets:
         """Add those of another set."""
         self.rows += other.rows
         self.end = max(self.end, other.end)
-        if other._duplicate is not None:
-            self._note_duplicates(np.array([other._duplicate]))
+        self._duplicate = min(self._duplicate, other._duplicate)
         if other.runs:
             self._unite(other._starts, other._stops)
 
@@ -148,8 +144,7 @@ class Offsets:
 
     def _note_duplicates(self, offsets: npt.NDArray[np.int64]) -> None:
         if len(offsets):
-            first = int(offsets[0])
-            self._duplicate = first if self._duplicate is None else min(first, self._duplicate)
+            self._duplicate = min(self._duplicate, int(offsets[0]))
 
 
 class Fallback(NamedTuple):
@@ -399,27 +394,24 @@ def _commit(
 def _settled(
     table: Table, updates: tuple[TableUpdate, ...], rows: int
 ) -> tuple[tuple[TableUpdate, ...], list[Snapshot]]:
-    """Return the updates with corrected timestamps and row counts of snapshots, and these snapshots."""
+    """Return the updates with corrected timestamps and row counts of snapshots, and these snapshots.
+
+    PyIceberg subtracts the rows of a removed file once, though it was listed twice.
+    """
     made: list[Snapshot] = []
     settled: list[TableUpdate] = []
     for change in updates:
-        if isinstance(change, AddSnapshotUpdate):
-            time_ms = stamp(table.metadata, change.snapshot.timestamp_ms)
-            summary = _counted(change.snapshot.summary, rows)
-            made.append(change.snapshot.model_copy(update={"timestamp_ms": time_ms, "summary": summary}))
-            settled.append(AddSnapshotUpdate(snapshot=made[-1]))
-        else:
+        if not isinstance(change, AddSnapshotUpdate):
             settled.append(change)
+            continue
+        summary, time_ms = change.snapshot.summary, stamp(table.metadata, change.snapshot.timestamp_ms)
+        if summary is not None:
+            records, deletes = row_totals(summary)
+            totals = {**summary.additional_properties, TOTAL_RECORDS: str(min(records, rows + deletes))}
+            summary = Summary(operation=summary.operation, **totals)
+        made.append(change.snapshot.model_copy(update={"timestamp_ms": time_ms, "summary": summary}))
+        settled.append(AddSnapshotUpdate(snapshot=made[-1]))
     return tuple(settled), made
-
-
-def _counted(summary: Summary | None, rows: int) -> Summary | None:
-    """Return a summary with the right row count: PyIceberg subtracts a removed file once though it was listed twice."""
-    if summary is None:
-        return None
-    records, deletes = row_totals(summary)
-    totals = {**summary.additional_properties, TOTAL_RECORDS: str(min(records, rows + deletes))}
-    return Summary(operation=summary.operation, **totals)
 
 
 def _written(table: Table, snapshot: Snapshot) -> Iterator[str]:
@@ -494,7 +486,7 @@ def _ancestors(table: Table, unreadable: Mapping[str, str], rows: int) -> Iterat
 def _held(table: Table, snapshot: Snapshot | None) -> tuple[dict[int, Offsets], dict[str, str]]:
     """Return the offsets of each partition, and the problem of each unreadable data file; reads a few MiB at a time."""
     name, held = ".".join(table.name()), dict[int, Offsets]()
-    unreadable, unread = dict[str, str](), list[DataFileEntry]()
+    unreadable = dict[str, str]()
     try:
         listed = SnapshotFiles(snapshot, table.io)
     except Exception as error:
@@ -511,11 +503,10 @@ def _held(table: Table, snapshot: Snapshot | None) -> tuple[dict[int, Offsets], 
             if not is_missing and isinstance(error, OSError) and (problem := unreachable(table.io, entry.path)):
                 raise LakeUnavailableError(name, f"read {entry.path} of", problem) from error
             unreadable[entry.path] = "it is not there" if is_missing else f"it cannot be decoded ({error})"
-            unread.append(entry)
             continue
         for partition, seen in found.items():
             held.setdefault(partition, Offsets()).join(seen)
-    for entry in unread:
+    for entry in (entry for entry in listed.entries if entry.path in unreadable):
         first, last = entry.partition_first, entry.partition_last
         for number in {first, last, *(one for one in held if first <= one <= last)} - {OFFSET_MAX}:
             lost = held.setdefault(number, Offsets())

@@ -16,10 +16,16 @@ from pyiceberg.table.snapshots import Operation, SnapshotSummaryCollector, Summa
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import EMPTY_DICT
 
-from ister.lake.data_file_rows import OFFSET_ID, OFFSETS, PARTITION_ID, by_field_id, columns_of, read_rows, rows_a_batch
-from ister.lake.deletes import deleted_of
+from ister.lake.data_file_rows import (
+    OFFSETS,
+    by_field_id,
+    columns_of,
+    deleted_of,
+    read_rows,
+    rows_a_batch,
+)
 from ister.lake.errors import CorruptRowsError
-from ister.lake.manifests import SnapshotFiles
+from ister.lake.manifests import OFFSET_ID, PARTITION_ID, SnapshotFiles
 from ister.lake.parquet import ROW_GROUP_BYTES, copied_file, open_copy
 from ister.lake.snapshot import added_entry
 
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
     from ister.core.table.data_files import DataFileEntry
-    from ister.lake.deletes import DeletedRows
+    from ister.lake.data_file_rows import DeletedRows
 
 NAMES = tuple(OFFSETS.values())
 
@@ -42,6 +48,10 @@ class Truncation(NamedTuple):
 
     partition: int
     offset: int
+
+    def may_concern(self, entry: DataFileEntry) -> bool:
+        """Return True if a data file may hold some of the rows."""
+        return entry.last >= self.offset and entry.partition_first <= self.partition <= entry.partition_last
 
 
 class Replacement(NamedTuple):
@@ -90,12 +100,28 @@ def replacements(
 
     On failure the new files are deleted. CorruptRowsError when rows that stay cannot be read.
     """
-    found: list[Replacement] = []
+    files, found = table.io, list[Replacement]()
+    listed = SnapshotFiles(snapshot, files)
+    old_files = {
+        entry.data_file.file_path: entry.data_file
+        for manifest in snapshot.manifests(files)
+        for entry in manifest.fetch_manifest_entry(files, discard_deleted=True)
+        if entry.data_file.content == DataFileContent.DATA
+    }
     try:
-        for one in _replacements(table, snapshot, unreadable, truncations):
-            found.append(one)  # noqa: PERF402  # those before a failure are deleted
+        for path, entry in {entry.path: entry for entry in listed.entries}.items():
+            if path in unreadable:
+                found.append(Replacement(old_files[path], None))
+            elif cuts := [cut for cut in truncations if cut.may_concern(entry)]:
+                deleted = deleted_of(entry, listed.deletes, files)
+                masks = [_mask(batch, NAMES, cuts) for batch in read_rows(files, entry, None, deleted, OFFSETS)]
+                if all(mask.all() for mask in masks):
+                    continue
+                has_rows = any(mask.any() for mask in masks)
+                new = _copied(table, entry, old_files[path], deleted, cuts) if has_rows else None
+                found.append(Replacement(old_files[path], new))
     except BaseException:
-        discard(table.io, found)
+        discard(files, found)
         raise
     return found
 
@@ -105,38 +131,6 @@ def discard(files: FileIO, found: Sequence[Replacement]) -> None:
     for one in found:
         if one.new is not None:
             files.delete(one.new.file_path)
-
-
-def _replacements(
-    table: Table, snapshot: Snapshot, unreadable: Collection[str], truncations: Sequence[Truncation]
-) -> Iterator[Replacement]:
-    files = table.io
-    listed = SnapshotFiles(snapshot, files)
-    entries = {
-        entry.data_file.file_path: entry.data_file
-        for manifest in snapshot.manifests(files)
-        for entry in manifest.fetch_manifest_entry(files, discard_deleted=True)
-        if entry.data_file.content == DataFileContent.DATA
-    }
-    for entry in {entry.path: entry for entry in listed.entries}.values():
-        old = entries[entry.path]
-        if entry.path in unreadable:
-            yield Replacement(old, None)
-            continue
-        cuts = [
-            cut
-            for cut in truncations
-            if entry.last >= cut.offset and entry.partition_first <= cut.partition <= entry.partition_last
-        ]
-        if not cuts:
-            continue
-        deleted = deleted_of(entry, listed.deletes, files)
-        rows = left = 0
-        for batch in read_rows(files, entry, None, deleted, OFFSETS):
-            rows += batch.num_rows
-            left += int(_mask(batch, NAMES, cuts).sum())
-        if left < rows:
-            yield Replacement(old, _copied(table, entry, old, deleted, cuts) if left else None)
 
 
 def _copied(

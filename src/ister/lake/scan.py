@@ -7,7 +7,6 @@ turns out unsorted, the rows are sorted externally, in buckets of offsets on dis
 from __future__ import annotations
 
 from collections import deque
-from contextlib import ExitStack
 from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,8 +20,7 @@ from pyarrow import ipc
 from ister.core.frames.columns import Chunk, check_rows, rebuild_frames
 from ister.core.table.data_files import overlap_groups
 from ister.lake.columns import stored_rows
-from ister.lake.data_file_rows import RowRange, read_rows
-from ister.lake.deletes import deleted_of
+from ister.lake.data_file_rows import RowRange, deleted_of, read_rows
 from ister.lake.errors import CorruptRowsError, error_text
 
 if TYPE_CHECKING:
@@ -68,8 +66,7 @@ class FileReadError(Exception):
     """A data file could not be read; the caller finds out whether it is deleted, damaged or unreachable."""
 
     def __init__(self, entry: DataFileEntry, cause: Exception) -> None:
-        self.entry = entry
-        self.cause = cause
+        self.entry, self.cause = entry, cause
         super().__init__(f"{entry.path}: {error_text(cause)}")
 
 
@@ -119,12 +116,11 @@ class Scan:
         failure: Exception | None = None
         slices = self._slices()
         try:
-            while failure is None:
+            while True:
                 try:
                     one = next(slices, None)
                 except Exception as error:  # noqa: BLE001  # raised after the rows before it
-                    failure = error
-                    break
+                    one, failure = None, error
                 if one is None:
                     break
                 pending.append(self._source.pool.submit(self._checked, *one))
@@ -148,7 +144,9 @@ class Scan:
         for number in count(1):
             if not self._groups:
                 break
-            self._open_ahead(min(number, self._source.ahead))  # the first file alone: a seek waits for no other
+            ahead = min(number, self._source.ahead)  # the first file alone: a seek waits for no other
+            for entry in [entry for group in islice(self._groups, ahead) for entry in group][:ahead]:
+                self._open(entry)
             entries = self._groups.popleft()
             for rows in self._read_group(entries):
                 slices = max(1, round(rows.nbytes / self._mode.slice_bytes))
@@ -193,7 +191,7 @@ class Scan:
         while heads:
             limit = min(reader.last for reader in heads)
             taken = [rows for reader in heads if (rows := reader.take(limit)).num_rows]
-            yield taken[0] if len(taken) == 1 else _joined(taken)
+            yield taken[0] if len(taken) == 1 else _by_offset(pa.Table.from_batches(taken))[0]
             heads = [reader for reader in heads if reader.left or reader.advance()]
 
     def _sorted(self, entries: list[DataFileEntry], stop: int) -> Iterator[pa.RecordBatch]:
@@ -213,7 +211,7 @@ class Scan:
                     raise
                 for rows in spill.sorted():
                     for run in self._runs(rows):
-                        if (start := _first(run)) > self.next_offset:
+                        if (start := run.column("topic_offset")[0].as_py()) > self.next_offset:
                             self._skip(start)
                         self._advance(run)
                         yield run
@@ -247,12 +245,6 @@ class Scan:
         self.next_offset = stop
 
     # --- files --------------------------------------------------------------------------------------------------------
-
-    def _open_ahead(self, files: int) -> None:
-        """Open the next files before they are needed."""
-        coming = [entry for group in islice(self._groups, files) for entry in group]
-        for entry in coming[:files]:
-            self._open(entry)
 
     def _open(self, entry: DataFileEntry) -> tuple[Iterator[pa.RecordBatch], Future[pa.RecordBatch | None]]:
         if entry.path not in self._opened_ahead:
@@ -316,15 +308,15 @@ class Spill:
         self._width = max(1, -(-(stop - start) // BUCKETS))
         self._bytes_left = bytes_max
         self._writers: dict[int, tuple[pa.NativeFile, ipc.RecordBatchStreamWriter]] = {}
-        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self._directory = Path(self._stack.enter_context(TemporaryDirectory(prefix="ister-spill-")))
+        self._temporary = TemporaryDirectory(prefix="ister-spill-")
+        self._directory = Path(self._temporary.name)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close_writers()
-        self._stack.close()
+        self._temporary.cleanup()
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Write rows to their buckets; SpillFullError when there are too many."""
@@ -342,7 +334,7 @@ class Spill:
             with pa.OSFile(str(path)) as file, ipc.open_stream(file) as source:
                 rows = source.read_all()
             path.unlink()
-            yield from rows.take(pc.sort_indices(rows["topic_offset"])).combine_chunks().to_batches()
+            yield from _by_offset(rows)
 
     def _writer(self, bucket: int, schema: pa.Schema) -> ipc.RecordBatchStreamWriter:
         if bucket not in self._writers:
@@ -357,12 +349,6 @@ class Spill:
         self._writers.clear()
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    rows = pa.Table.from_batches(batches)
-    (joined,) = rows.take(pc.sort_indices(rows["topic_offset"])).combine_chunks().to_batches()
-    return joined
-
-
-def _first(rows: pa.RecordBatch) -> int:
-    first: int = rows.column("topic_offset")[0].as_py()
-    return first
+def _by_offset(rows: pa.Table) -> list[pa.RecordBatch]:
+    batches: list[pa.RecordBatch] = rows.take(pc.sort_indices(rows["topic_offset"])).combine_chunks().to_batches()
+    return batches

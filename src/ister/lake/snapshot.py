@@ -132,6 +132,10 @@ class Stage:
         ) as writer:
             listed = tuple(writer.prepare_manifest(manifest) for manifest in manifests)
             writer.add_manifests(list(listed))
+        collector, schema = SnapshotSummaryCollector(), self._metadata.schema()
+        for file in files:
+            collector.add_file(file, schema, self.spec)
+        counted = Summary(operation=Operation.APPEND, **collector.build(), **summary)
         snapshot = Snapshot.model_validate(
             {
                 "snapshot-id": self._snapshot_id,
@@ -139,7 +143,7 @@ class Stage:
                 "manifest-list": path,
                 "sequence-number": sequence_number,
                 "timestamp-ms": stamp(self._metadata, now_ms),
-                "summary": self._summary(files, summary, parent),
+                "summary": update_snapshot_summaries(counted, previous_summary=parent.summary if parent else None),
                 "schema-id": self._metadata.current_schema_id,
             }
         )
@@ -211,16 +215,6 @@ class Stage:
         path = self._locations.new_metadata_location(name)
         self._written.append(path)
         return path
-
-    def _summary(self, files: list[DataFile], extra: dict[str, str], parent: Snapshot | None) -> Summary:
-        collector = SnapshotSummaryCollector()
-        schema = self._metadata.schema()
-        for file in files:
-            collector.add_file(file, schema, self.spec)
-        return update_snapshot_summaries(
-            Summary(operation=Operation.APPEND, **collector.build(), **extra),
-            previous_summary=parent.summary if parent else None,
-        )
 
     def _expired(self, now_ms: int) -> list[Snapshot]:
         """Return the snapshots to expire, oldest first; none that is still needed."""

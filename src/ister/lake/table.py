@@ -21,6 +21,7 @@ from ister.core.table.commit import (
     LANDED,
     Append,
     Decision,
+    FileRows,
     Refused,
     TableProgress,
     check_files,
@@ -216,7 +217,8 @@ class LakeTable:
         """
         if self._epoch is None:
             raise CommitMisplacedError(self._name, "it was not claimed")
-        if refused := check_files(spans, [written.file_rows() for written in files]):
+        rows = [FileRows(one.partition, one.first_offset, one.last_offset, one.rows) for one in files]
+        if refused := check_files(spans, rows):
             raise refusal(self._name, refused)
         append = Append(self._topic, self._generation, self._epoch, spans)
 

@@ -23,20 +23,16 @@ class TableStream(Protocol):
     @property
     def next_offset(self) -> int:
         """The offset that will be read next."""
-        ...
 
     @property
     def skipped_upto(self) -> int:
         """The offset after the last missing one that was skipped, 0 when none was."""
-        ...
 
     async def read(self) -> list[StreamMessage]:
         """Return the next messages; none at the end."""
-        ...
 
     async def close(self) -> None:
         """Stop reading ahead."""
-        ...
 
 
 S = TypeVar("S", bound=TableStream)

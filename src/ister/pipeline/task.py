@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 import uuid
+from collections import deque
 from dataclasses import asdict
 from enum import StrEnum
 from functools import cache
@@ -222,9 +223,7 @@ def decoded(split: Split, reach: Reach) -> Iterator[pa.RecordBatch]:
         with open(split.path, "rb", buffering=0) as file:  # noqa: PTH123  # pread needs no Path
             yield from frames(split, lambda at, count: os.pread(file.fileno(), count, at))
     else:
-        data = asyncio.run(_fetch(split, reach))
-        view = memoryview(data)
-        yield from frames(split, lambda at, count: view[at - split.start_byte : at - split.start_byte + count])
+        yield from frames(split, _slicer(split, asyncio.run(_fetch(split, reach))))
 
 
 def frames(split: Split, read: Callable[[int, int], bytes | memoryview]) -> Iterator[pa.RecordBatch]:
@@ -232,6 +231,11 @@ def frames(split: Split, read: Callable[[int, int], bytes | memoryview]) -> Iter
     for data, scan in _scans(split, read):
         if scan.rows:
             yield batch_of(data, scan)
+
+
+def _slicer(split: Split, data: bytes) -> Callable[[int, int], memoryview]:
+    view = memoryview(data)
+    return lambda at, count: view[at - split.start_byte : at - split.start_byte + count]
 
 
 def _scans(split: Split, read: Callable[[int, int], bytes | memoryview]) -> Iterator[tuple[bytes | memoryview, Scan]]:
@@ -245,10 +249,8 @@ async def _fetch(split: Split, reach: Reach) -> bytes:
     """Read an object's frames, all of them checked, because frames that are decoded are not read again."""
 
     def check(data: bytes) -> bytes:
-        view = memoryview(data)
         try:
-            for _ in _scans(split, lambda at, count: view[at - split.start_byte : at - split.start_byte + count]):
-                pass
+            deque(_scans(split, _slicer(split, data)), maxlen=0)
         except CorruptLogError as error:
             raise CorruptObjectError(split.key, error.byte, error.expected_offset, error.reason) from None
         return data

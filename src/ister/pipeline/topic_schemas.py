@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from ister.client.storage import BrokerClient
-    from ister.lake.catalog import LakeTable
+    from ister.lake.table import LakeTable
     from ister.rpc import ister_v1_pb2 as pb
     from ister.schemas.columns.cells import Path
     from ister.schemas.decode import Named, Version

@@ -7,6 +7,7 @@ continues. A failure of one topic suspends that topic with exponential back-off 
 from __future__ import annotations
 
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,27 +17,30 @@ import structlog
 
 from ister.client.storage import BrokerRefusedError, BrokerUnavailableError, frames_start
 from ister.core.errors import FencedError, IsterError
+from ister.core.retry import backoff_s
 from ister.core.tiers.splits import SPLIT_BYTES
 from ister.lake.errors import LakeUnavailableError
 from ister.lake.evolve import DECODE_ERROR
 from ister.lake.files import open_io
 from ister.pipeline.job import JobFailedError, can_run, write_files
-from ister.pipeline.pacing import MICRO_BATCH_BYTES, cores_for, splits_each
+from ister.pipeline.pacing import MICRO_BATCH_BYTES, Waiting, cores_for, splits_each
 from ister.pipeline.plan import Choice, chosen, place_of, plan_files, plan_tasks
 from ister.pipeline.task import Destination, FilePlan, Outcome, Reach, Verdict, WriteJob, WriteResult
-from ister.pipeline.topic_progress import TopicProgress
 from ister.pipeline.topic_schemas import Schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pyspark.sql import SparkSession
 
     from ister.client.storage import BrokerClient
     from ister.core.names import TopicName
     from ister.core.tiers.splits import Split
-    from ister.lake.catalog import LakeCatalog, LakeTable
+    from ister.lake.catalog import LakeCatalog
     from ister.lake.parquet import Written
+    from ister.lake.table import LakeTable
+    from ister.pipeline.plan import TablePartition
+    from ister.pipeline.typed_values import Typed
     from ister.rpc import ister_v1_pb2 as pb
     from ister.schemas.columns.cells import Path
     from ister.schemas.decode import Named
@@ -48,6 +52,11 @@ CALLS = 8
 COMMITS = 4
 REFRESH_EVERY = 6
 """Micro-batches after which every table without a commit has been read again: others may have changed it."""
+BACK_OFF_MAX_S = 60.0
+SEEN_MAX = 1_024
+"""How many ends of the log are remembered of a topic whose table lags."""
+REPLANS_MAX = 3
+"""How often in a row a topic whose plan was outdated is planned again without back-off."""
 EPOCHS_MAX = 8
 """How often a start may find tables with a higher epoch than its own."""
 
@@ -56,9 +65,7 @@ class TableAheadError(FencedError):
     """A table has a higher epoch than this pipeline: of a newer owner, or from before the broker lost its metadata."""
 
     def __init__(self, table: str, epoch: int, held: int) -> None:
-        self.table = table
-        self.epoch = epoch
-        self.held = held
+        self.table, self.epoch, self.held = table, epoch, held
         super().__init__(
             f"table {table} is claimed with epoch {held}, and this pipeline has epoch {epoch}; stop, another one carries on: "
             "if there is none, start this one again"
@@ -86,6 +93,86 @@ class CommitAttempt(NamedTuple):
     unknowns: int
 
 
+class Failure(NamedTuple):
+    """Why the last micro-batch of a topic failed, and when the next one takes it."""
+
+    cause: str
+    tries: int
+    due_s: float
+    is_apart: bool = False
+    """A job with its messages failed as a whole: until it succeeds, it gets a job of its own."""
+
+
+@dataclass(slots=True)
+class TopicProgress:
+    """Progress of one topic."""
+
+    name: str
+    place: TablePartition
+    upto: int = 0
+    next: int = 0
+    bytes_a_row: float = 0.0
+    """Of the last micro-batch with messages; 0 before."""
+    blocked: str = ""
+    """Why its table cannot continue from its log, as of the last refresh."""
+    failure: Failure | None = None
+    """Reset by the next micro-batch that succeeds, not by a refresh."""
+    latest_schema: tuple[int, int] | None = None
+    """The id and version that its messages follow now."""
+    typed: Typed | None = None
+    undecoded: int = 0
+    """Rows of this process whose payload did not decode."""
+    seen: deque[tuple[float, int]] = field(default_factory=deque)
+    """Times and ends of the log that the table has not reached; SEEN_MAX of them."""
+    seen_gap_s: float = 0.0
+    """Least time between two of these; it grows with the lag."""
+
+    def saw(self, next_offset: int, now: float) -> None:
+        """Record where the log ends."""
+        at, end = self.seen[-1] if self.seen else (now - self.seen_gap_s, 0)
+        if next_offset > max(self.upto, end) and now >= at + self.seen_gap_s:
+            self.seen.append((now, next_offset))
+            if len(self.seen) > SEEN_MAX:  # the first one stays, so that the lag stays exact
+                self.seen = deque(list(self.seen)[::2])
+                self.seen_gap_s = (now - self.seen[0][0]) / len(self.seen)
+        self.next = next_offset
+
+    def lag_s(self, now: float) -> float:
+        """Return for how long the log has had a message that is not in the table."""
+        while self.seen and self.seen[0][1] <= self.upto:
+            self.seen.popleft()
+        if not self.seen:
+            self.seen_gap_s = 0.0
+        return now - self.seen[0][0] if self.seen else 0.0
+
+    @property
+    def error(self) -> str:
+        """Return why it is blocked or failed; empty if it is not."""
+        return self.blocked or (self.failure.cause if self.failure is not None else "")
+
+    @property
+    def runs_apart(self) -> bool:
+        """Return True if its messages get a job of their own."""
+        return self.failure is not None and self.failure.is_apart
+
+    def fail(self, cause: str, now: float, *, replan: bool = False, apart: bool = False) -> None:
+        """Record a failure; the next attempt comes later each time."""
+        tries = 1 + (0 if self.failure is None else self.failure.tries)
+        wait_s = 0.0 if replan and tries <= REPLANS_MAX else backoff_s(tries, BACK_OFF_MAX_S)
+        self.failure = Failure(cause, tries, now + wait_s, apart)
+
+    def is_ready(self, now: float) -> bool:
+        """Return True if the next micro-batch takes it."""
+        is_due = self.failure is None or self.failure.due_s <= now
+        return self.next > self.upto and is_due and not self.blocked
+
+    @property
+    def waiting(self) -> Waiting:
+        """Return the backlog."""
+        rows = max(0, self.next - self.upto)
+        return Waiting(rows, int(rows * self.bytes_a_row) if self.bytes_a_row else None)
+
+
 @dataclass(slots=True)
 class MicroBatch:
     """The result of one micro-batch."""
@@ -105,15 +192,13 @@ class _TopicBatch(NamedTuple):
     """A topic's part of a micro-batch: file plans in the order of their offsets."""
 
     progress: TopicProgress
-    start: int
     plans: list[FilePlan]
 
 
 class _TopicCommit(NamedTuple):
-    """A topic's part of a commit: offsets [start, stop)."""
+    """A topic's part of a commit: the offsets [progress.upto, stop)."""
 
     progress: TopicProgress
-    start: int
     stop: int
     files: list[Written]
     undecoded: int
@@ -145,7 +230,7 @@ class TopicWriter:
         self._budget_bytes = MICRO_BATCH_BYTES
         self._reported: dict[str, tuple[int, int]] = {}
         self._schemas = Schemas(broker)
-        self._pool = ThreadPoolExecutor(CALLS, "ister-ask")
+        self._pool = ThreadPoolExecutor(CALLS, "ister-broker")
         self._committing = ThreadPoolExecutor(COMMITS, "ister-commit")
         self.topics: dict[str, TopicProgress] = {}
         self.epoch = 0
@@ -161,19 +246,17 @@ class TopicWriter:
             self._tables.clear()
             self._reported.clear()
             try:
-                self.look()
+                self.refresh()
             except TableAheadError as error:
                 log.warning("epoch_behind", epoch=error.epoch, held=error.held, table=error.table)
-                self.epoch = self._registered_again(error.held + 1)
+                least_epoch = error.held + 1
             else:
                 return
+            try:
+                self.epoch = self._broker.register(self._settings.name, owner_epoch=self.epoch, least_epoch=least_epoch)
+            except BrokerRefusedError as error:
+                raise FencedError(f"another pipeline is the owner now: {error}") from error
         raise FencedError("other pipelines claim these tables all the time; stop all but one")
-
-    def _registered_again(self, least_epoch: int) -> int:
-        try:
-            return self._broker.register(self._settings.name, owner_epoch=self.epoch, least_epoch=least_epoch)
-        except BrokerRefusedError as error:
-            raise FencedError(f"another pipeline is the owner now: {error}") from error
 
     def close(self) -> None:
         """Stop the threads."""
@@ -182,26 +265,24 @@ class TopicWriter:
 
     # --- topics and tables --------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Refresh the topics: open the tables of new ones, drop deleted ones."""
         found = chosen(self._broker.topics(), self._settings.choice)
         known, now = self.topics, self.now()
         self.topics = {}
         for topic in found:
-            progress = known.get(topic.name)
-            place = place_of(topic)
+            progress, place, schema = known.get(topic.name), place_of(topic), topic.schema
             if progress is None or progress.place != place:
                 progress = TopicProgress(topic.name, place)
             progress.saw(topic.offsets.next, now)
-            schema = topic.schema if topic.HasField("schema") else None
-            progress.latest_schema = None if schema is None else (schema.schema_id, schema.latest_version)
+            progress.latest_schema = (schema.schema_id, schema.latest_version) if topic.HasField("schema") else None
             self.topics[topic.name] = progress
         wanted = {progress.place.table for progress in self.topics.values()}
         for key in self._tables.keys() - wanted:
             self._schemas.forget(self._tables.pop(key))
         self._reported = {name: one for name, one in self._reported.items() if name in self.topics}
         self._ahead.clear()
-        self._refresh()
+        self._refresh_stale()
         missing = [key for key in sorted(wanted) if key not in self._tables]
         problems = dict(self._each(self._committing, self._open_table, missing))
         if self._ahead:
@@ -215,7 +296,7 @@ class TopicWriter:
         if progress is not None and progress.place.generation == generation and upto <= progress.upto:
             self._stale.add(progress.place.table)
 
-    def _refresh(self) -> None:
+    def _refresh_stale(self) -> None:
         """Read tables again that others may have changed; one that was dropped or changed is opened again."""
         stale = sorted(self._stale & self._tables.keys())
         self._stale.clear()
@@ -285,17 +366,17 @@ class TopicWriter:
         busy = {one.place.table for one in self.topics.values() if one.is_ready(self.now())}
         idle = sorted(self._tables.keys() - busy)
         self._stale.update(idle[self._batches % REFRESH_EVERY :: REFRESH_EVERY])
-        self.look()
+        self.refresh()
         now = self.now()
         ready = [one for one in self.topics.values() if one.is_ready(now)]
         before = [one.failure for one in ready]
         self._attempts.clear()
-        self._type(ready)
+        self._evolve(ready)
         batches = self._plan([one for one, failure in zip(ready, before, strict=True) if one.failure is failure])
         by_table: dict[tuple[TopicName, int], list[_TopicCommit]] = {}
         for batch, ended in self._run_all(batches):
             commit = self._gather(batch, ended)
-            if commit.stop > commit.start:
+            if commit.files:
                 by_table.setdefault(batch.progress.place.table, []).append(commit)
         for key, problem in self._each(self._committing, lambda key: self._commit(key, by_table[key]), list(by_table)):
             for commit in by_table.pop(key):
@@ -303,13 +384,10 @@ class TopicWriter:
         for one, failure in zip(ready, before, strict=True):
             if one.failure is failure:
                 one.failure = None
-        return self._summary(by_table, began)
-
-    def _summary(self, by_table: Mapping[tuple[TopicName, int], Sequence[_TopicCommit]], began: float) -> MicroBatch:
         commits = [commit for commits in by_table.values() for commit in commits]
         files = [one for commit in commits for one in commit.files]
         return MicroBatch(
-            rows=sum(commit.stop - commit.start for commit in commits),
+            rows=sum(one.rows for one in files),
             bytes=sum(one.bytes for one in files),
             files=len(files),
             commits=len(by_table),
@@ -318,7 +396,7 @@ class TopicWriter:
             failed={one.name: one.error for one in self.topics.values() if one.error},
         )
 
-    def _type(self, ready: Sequence[TopicProgress]) -> None:
+    def _evolve(self, ready: Sequence[TopicProgress]) -> None:
         """Evolve tables for the schemas of their topics; one after the other, because partitions share a table."""
         unavailable = ""
         for progress in ready:
@@ -340,35 +418,27 @@ class TopicWriter:
         """Request the splits of topics, and divide the budget of a micro-batch among them; in the order of names."""
         found: dict[str, Sequence[Split]] = {}
 
-        def ask(progress: TopicProgress) -> None:
-            found[progress.name] = self._splits(progress)
+        def request(progress: TopicProgress) -> None:
+            """Sync a topic and request its splits, as many as a micro-batch could take."""
+            name, generation, broker = progress.name, progress.place.generation, self._broker
+            splits_max = 1 if progress.runs_apart else max(1, self._budget_bytes // SPLIT_BYTES)
+            broker.sync(name, generation)
+            if self._settings.objects_only:
+                broker.upload(name, generation)
+            found[name] = broker.splits(name, generation, progress.upto, split_bytes=SPLIT_BYTES, splits_max=splits_max)
 
-        for progress, problem in self._each(self._pool, ask, ready):
+        for progress, problem in self._each(self._pool, request, ready):
             progress.fail(problem, self.now())
         planned = sorted((one for one in ready if found.get(one.name)), key=lambda one: one.name)
         sizes = [[split.bytes for split in found[one.name]] for one in planned]
         counts = splits_each(sizes, self._budget_bytes)
-        whole = sum(sum(each[:count]) for each, count in zip(sizes, counts, strict=True))
+        parts = [sum(each[:count]) for each, count in zip(sizes, counts, strict=True)]
         batches = []
-        for one, each, count in zip(planned, sizes, counts, strict=True):
-            cores = cores_for(sum(each[:count]), whole, self._settings.cores)
+        for one, count, part in zip(planned, counts, parts, strict=True):
+            cores = cores_for(part, sum(parts), self._settings.cores)
             plans = plan_files(one.name, found[one.name][:count], self._settings.target_file_bytes, cores)
-            batches.append(_TopicBatch(one, one.upto, plans))
+            batches.append(_TopicBatch(one, plans))
         return batches
-
-    def _splits(self, progress: TopicProgress) -> Sequence[Split]:
-        """Sync a topic and return its splits, as many as a micro-batch could take."""
-        generation, broker = progress.place.generation, self._broker
-        broker.sync(progress.name, generation)
-        if self._settings.objects_only:
-            broker.upload(progress.name, generation)
-        return broker.splits(
-            progress.name,
-            generation,
-            progress.upto,
-            split_bytes=SPLIT_BYTES,
-            splits_max=1 if progress.runs_apart else max(1, self._budget_bytes // SPLIT_BYTES),
-        )
 
     def _run_all(self, batches: Sequence[_TopicBatch]) -> list[tuple[_TopicBatch, list[Outcome]]]:
         """Run one job for all topics, and one each for those whose last job failed; return how their file plans ended.
@@ -431,34 +501,32 @@ class TopicWriter:
 
     def _gather(self, batch: _TopicBatch, outcomes: Sequence[Outcome]) -> _TopicCommit:
         """Take what was written up to the first hole; what comes behind it is written again by the next micro-batch."""
-        progress, stop = batch.progress, batch.start
+        progress, stop = batch.progress, batch.progress.upto
         results: list[WriteResult] = []
-        for number, (plan, (verdict, text)) in enumerate(zip(batch.plans, outcomes, strict=True)):
+        for plan, (verdict, text) in zip(batch.plans, outcomes, strict=True):
             if verdict is not Verdict.WRITTEN:
                 progress.fail(f"{verdict}: {text}", self.now(), replan=verdict is Verdict.GONE)
                 level = log.info if verdict is Verdict.GONE else log.error
                 level("work_failed", topic=progress.name, verdict=verdict.value, cause=text)
-                self._discard(batch, outcomes[number:])
                 break
             result = WriteResult.from_json(text)
             rows = sum(file.rows for file in result.files)
             if rows != plan.splits[-1].stop - plan.splits[0].start:
-                progress.fail(
-                    f"{rows} rows were written for {plan.splits}: this is a bug, please report it", self.now()
-                )
-                self._discard(batch, outcomes[number:])
+                cause = f"{rows} rows were written for {plan.splits}: this is a bug, please report it"
+                progress.fail(cause, self.now())
                 break
             progress.bytes_a_row = plan.bytes / rows
             stop = plan.splits[-1].stop
             results.append(result)
+        self._discard(batch, outcomes[len(results) :])
         unknown = {named for result in results for named in result.unknown}
         misfits = {path for result in results for path in result.misfits}
         if self._finds_schemas(progress, unknown) or self._adds_columns(progress, misfits):
             self._discard(batch, outcomes[: len(results)])
-            return _TopicCommit(progress, batch.start, batch.start, [], 0)
+            return _TopicCommit(progress, progress.upto, [], 0)
         files = [file for result in results for file in result.files]
         undecoded = sum(self._undecoded(progress, file) for file in files)
-        return _TopicCommit(progress, batch.start, stop, files, undecoded)
+        return _TopicCommit(progress, stop, files, undecoded)
 
     def _finds_schemas(self, progress: TopicProgress, unknown: set[Named]) -> bool:
         """Return True if messages must be decoded again, with schemas that their topic does not follow.
@@ -497,12 +565,11 @@ class TopicWriter:
 
     def _discard(self, batch: _TopicBatch, outcomes: Iterable[Outcome]) -> None:
         """Delete files that will not be committed: while there is a hole, every micro-batch writes what is behind it."""
+        written = [WriteResult.from_json(text) for verdict, text in outcomes if verdict is Verdict.WRITTEN]
         location = self._tables[batch.progress.place.table].location
-        files = open_io(self._settings.reach.whole().files, location)
-        for verdict, text in outcomes:
-            for one in WriteResult.from_json(text).files if verdict is Verdict.WRITTEN else ():
-                with suppress(Exception):  # a remaining file is in no snapshot
-                    files.delete(one.path)
+        for path in [file.path for result in written for file in result.files]:
+            with suppress(Exception):  # a remaining file is in no snapshot
+                open_io(self._settings.reach.whole().files, location).delete(path)
 
     def _undecoded(self, progress: TopicProgress, file: Written) -> int:
         """Return how many rows of a file have no value, because their payload did not decode."""
@@ -517,7 +584,7 @@ class TopicWriter:
         try:
             table.commit_add_files(
                 [one for commit in commits for one in commit.files],
-                {commit.progress.place.partition: (commit.start, commit.stop) for commit in commits},
+                {commit.progress.place.partition: (commit.progress.upto, commit.stop) for commit in commits},
             )
         except FencedError:
             raise

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ister.config import Config, Loaded
-    from ister.pipeline.topic_progress import TopicProgress
-    from ister.pipeline.topic_writer import MicroBatch
+    from ister.pipeline.topic_writer import MicroBatch, TopicProgress
 
 log = structlog.get_logger()
 

@@ -130,7 +130,7 @@ def test_what_a_failing_topic_has_waiting_makes_no_tick_come_early(writer):
 
     began = time.monotonic() - 10.0
     writer._broker.rows[A] = 5000
-    writer.look()
+    writer.refresh()
     assert waited(began), "so much waits that it comes early"
     writer.verdicts[A] = Verdict.CORRUPT
     writer.tick()

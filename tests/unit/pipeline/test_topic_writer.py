@@ -13,7 +13,7 @@ from ister.pipeline.job import JobFailedError, SparkGoneError, is_alive
 from ister.pipeline.loop import drain
 from ister.pipeline.pacing import MICRO_BATCH_BYTES
 from ister.pipeline.task import Verdict
-from ister.pipeline.topic_progress import SEEN_MAX, TopicProgress
+from ister.pipeline.topic_writer import SEEN_MAX, TopicProgress
 from parts.writer import SPLIT_ROWS, FakeBroker, FakeLake, FakeWriter
 
 A, B = "/default/a", "/default/b"
@@ -48,7 +48,7 @@ def test_a_topic_that_fails_is_tried_again_later_and_later_and_a_look_does_not_f
         assert (tick.rows, list(tick.failed)) == (10, [A])
         waits = []
         for _ in range(9):
-            writer.look()
+            writer.refresh()
             assert writer.topics[A].error.startswith("corrupt: ")
             due_s = writer.topics[A].failure.due_s
             waits.append(due_s - writer.clock.s)
@@ -80,7 +80,7 @@ def test_a_failing_topic_has_nothing_to_say_about_when_the_next_tick_is():
         writer.verdicts[A] = Verdict.FAILED
         writer.tick()
         writer._broker.rows = {A: 1_000_000, B: 10}
-        writer.look()
+        writer.refresh()
         assert [one.name for one in writer.topics.values() if not one.error] == [B]
 
 
@@ -127,7 +127,7 @@ def test_how_large_messages_are_is_not_known_before_the_first_tick():
         assert writer.topics[A].waiting == (10, None, False)
         writer.tick()
         writer._broker.rows[A] = 30
-        writer.look()
+        writer.refresh()
         assert writer.topics[A].waiting == (20, 20 * 1024, False)
 
 
@@ -327,7 +327,7 @@ def test_a_topic_that_is_gone_is_forgotten():
         writer._schemas._met[identifier] = {(7, 1)}
         writer._schemas._typed[identifier] = (((7, 1), 0, 0), None)
         del writer._broker.rows[A]
-        writer.look()
+        writer.refresh()
         assert (writer._schemas._met, writer._schemas._typed, list(writer._reported)) == ({}, {}, [B])
 
 

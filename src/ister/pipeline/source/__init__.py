@@ -27,6 +27,8 @@ from ister.pipeline.source.writer import (
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from ister.pipeline.source.options import WriteOptions
+
 
 class UnsupportedUseError(ClientError):
     """A use of a data source that a topic does not support."""
@@ -56,24 +58,22 @@ class DanubeDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicBatchWriter:  # noqa: FBT001  # Spark's signature
         """Serve `df.write`."""
-        _check_append(overwrite=overwrite)
-        options = write_options(self.options, Use.WRITE)
-        check_columns(schema)
+        options = self._write_options(schema, Use.WRITE, overwrite=overwrite)
         return TopicBatchWriter(options, find_targets(options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: FBT001, N802  # the same
         """Serve `df.writeStream`."""
-        _check_append(overwrite=overwrite)
-        options = write_options(self.options, Use.WRITE_STREAM)
-        check_columns(schema)
+        options = self._write_options(schema, Use.WRITE_STREAM, overwrite=overwrite)
         return TopicStreamWriter(options, find_targets_now(options))
+
+    def _write_options(self, schema: StructType, use: Use, *, overwrite: bool) -> WriteOptions:
+        if overwrite:
+            raise UnsupportedUseError("a topic can only be appended to; use mode append")
+        options = write_options(self.options, use)
+        check_columns(schema)
+        return options
 
 
 def _check_schema(schema: StructType) -> None:
     if [(one.name, one.dataType) for one in schema] != [(one.name, one.dataType) for one in SCHEMA]:
         raise UnsupportedUseError("a topic has its own columns; leave out .schema(…), and select what you need")
-
-
-def _check_append(*, overwrite: bool) -> None:
-    if overwrite:
-        raise UnsupportedUseError("a topic can only be appended to; use mode append")

@@ -53,8 +53,7 @@ class TopicChangedError(ClientError):
     """The topic of a query was deleted, and perhaps created again."""
 
     def __init__(self, topic: str, reason: str, advice: str = NEW_CHECKPOINT) -> None:
-        self.topic = topic
-        self.reason = reason
+        self.topic, self.reason = topic, reason
         super().__init__(f"{topic} {reason}; {advice}")
 
 

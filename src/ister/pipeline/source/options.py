@@ -69,8 +69,7 @@ class InvalidOptionError(ClientError):
     """An option of the data source that cannot be used."""
 
     def __init__(self, option: str, reason: str) -> None:
-        self.option = option
-        self.reason = reason
+        self.option, self.reason = option, reason
         super().__init__(f"option {option} {reason}")
 
 
@@ -106,9 +105,8 @@ def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
     if isinstance(start, int) and isinstance(stop, int) and start > stop:
         raise InvalidOptionError("startingOffsets", f"is {start}, which is behind endingOffsets, {stop}")
     if options.get("failOnDataLoss", "true").lower() != "true":
-        raise InvalidOptionError(
-            "failOnDataLoss", "can only be true: a read that passes over lost messages is not made"
-        )
+        cause = "can only be true: a read that passes over lost messages is not made"
+        raise InvalidOptionError("failOnDataLoss", cause)
     most = options.get("maxOffsetsPerTrigger")
     config = options.get("config")
     return ReadOptions(
@@ -142,16 +140,13 @@ def _named(given: Mapping[str, str], use: Use) -> dict[str, str]:
             raise InvalidOptionError(word, f"is of Spark's Kafka source; {KAFKA_WORDS[word.lower()]}")
         if name is None:
             close = nearest(word, BY_LOWER)
-            hint = f"did you mean {BY_LOWER[close]}?" if close else f"there are {', '.join(_names(use))}"
+            names = [name for name, uses in USES.items() if use in uses]
+            hint = f"did you mean {BY_LOWER[close]}?" if close else f"there are {', '.join(names)}"
             raise InvalidOptionError(word, f"is not known; {hint}")
         if use not in USES[name]:
             raise InvalidOptionError(name, f"is for {' and '.join(sorted(USES[name]))}, not for {use}; leave it out")
         found[name] = value
     return found
-
-
-def _names(use: Use) -> list[str]:
-    return [name for name, uses in USES.items() if use in uses]
 
 
 def _topic(options: Mapping[str, str]) -> str:
@@ -172,7 +167,7 @@ def configured(path: str | None, data_dir: str | None = None) -> Config:
         raise InvalidOptionError("config", f"is {path}, which cannot be read: {error.strerror}") from None
 
 
-def _address_in(path: str) -> str:
+def _url_in(path: str) -> str:
     """Return the URL for clients from a broker's configuration."""
     config = configured(path)
     if (url := config.advertised_listeners.broker_url) is not None:
@@ -185,7 +180,7 @@ def _address_in(path: str) -> str:
 def _broker(options: Mapping[str, str]) -> str:
     text = options.get("broker")
     if text is None:
-        text = _address_in(options["config"]) if "config" in options else BROKER
+        text = _url_in(options["config"]) if "config" in options else BROKER
     try:
         found = listener(text)
     except ValueError as error:

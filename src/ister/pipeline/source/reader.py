@@ -218,17 +218,17 @@ def check_readable(found: Found, offset: int) -> None:
         raise OnlyInTableError(found.name, offset, found.frames)
 
 
+@dataclass(eq=False)
 class TopicBatchReader(DataSourceReader):
     """The reader of `spark.read`."""
 
-    def __init__(self, options: ReadOptions) -> None:
-        self._options = options
+    options: ReadOptions
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the read of what is stored now."""
-        with closing(TopicPlanner.open(self._options)) as topic:
+        with closing(TopicPlanner.open(self.options)) as topic:
             found = topic.partitions()
-            wanted = self._options.stop
+            wanted = self.options.stop
             stop = {n: one.stop if isinstance(wanted, Edge) else min(one.stop, wanted) for n, one in found.items()}
             return topic.partitions_of(found, topic.first(found), stop) or [InputPartition(None)]
 

@@ -18,11 +18,10 @@ from ister.pipeline.source.reader import TopicPlanner
 from ister.pipeline.task import Reach, decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     import pyarrow as pa
 
-    from ister.core.tiers.splits import Split
     from ister.pipeline.source.reader import SplitPartition
 
 
@@ -34,8 +33,7 @@ class SplitGoneError(BusyError):
     """A split was deleted after planning, and could not be planned again."""
 
     def __init__(self, place: str, reason: str) -> None:
-        self.place = place
-        self.reason = reason
+        self.place, self.reason = place, reason
         super().__init__(f"{place} was deleted after the read was planned ({reason}); read again")
 
 
@@ -57,19 +55,13 @@ def batches_of(partition: SplitPartition) -> Iterator[pa.RecordBatch]:
             place = split.path or split.key
             replans += 1
             if replans > REPLANS_MAX:
-                raise SplitGoneError(
-                    place, f"and so were {REPLANS_MAX} others that the broker named instead"
-                ) from error
-            waiting = deque(splits_now(partition, split.start, stop, place))
-
-
-def splits_now(partition: SplitPartition, start: int, stop: int, gone: str) -> Sequence[Split]:
-    """Plan the rest of a task's messages again."""
-    try:
-        with closing(TopicPlanner.open(partition.options)) as topic:
-            return topic.splits(partition.found, start, stop)
-    except (BusyError, BrokerRefusedError) as error:
-        raise SplitGoneError(gone, str(error)) from error
+                cause = f"and so were {REPLANS_MAX} others that the broker named instead"
+                raise SplitGoneError(place, cause) from error
+            try:
+                with closing(TopicPlanner.open(partition.options)) as topic:
+                    waiting = deque(topic.splits(partition.found, split.start, stop))
+            except (BusyError, BrokerRefusedError) as refused:
+                raise SplitGoneError(place, str(refused)) from refused
 
 
 def reach_of(partition: SplitPartition) -> Reach:

@@ -151,7 +151,11 @@ def find_targets(options: WriteOptions, retry_for_s: float = RETRY_FOR_S) -> dic
             if not error.is_not_found:
                 raise
             listed = []  # no such namespace: CreateProducer reports it
-    return {topic.name: _target(topic) for topic in partitions_named(listed, options.topic).values()}
+    targets = {}
+    for topic in partitions_named(listed, options.topic).values():
+        timeout_s = json.loads(topic.policies or "{}").get("ack_timeout_ms", 0) / 1000 + CALL_S / 2
+        targets[topic.name] = Target(topic.generation, max(CALL_S, timeout_s))
+    return targets
 
 
 def find_targets_now(options: WriteOptions) -> dict[str, Target] | None:
@@ -163,11 +167,6 @@ def find_targets_now(options: WriteOptions) -> dict[str, Target] | None:
         return find_targets(options, retry_for_s=0)
     except BrokerUnavailableError:
         return None
-
-
-def _target(topic: pb.Topic) -> Target:
-    timeout_s = json.loads(topic.policies or "{}").get("ack_timeout_ms", 0) / 1000 + CALL_S / 2
-    return Target(topic.generation, max(CALL_S, timeout_s))
 
 
 def check_commits(topic: str, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -202,42 +201,42 @@ def _fits(name: str, kind: DataType) -> bool:
     return isinstance(kind, KINDS[name])
 
 
+@dataclass(eq=False)
 class TopicBatchWriter(DataSourceArrowWriter):
     """The writer of `df.write`."""
 
-    def __init__(self, options: WriteOptions, targets: dict[str, Target], level_s: float = LEVEL_S) -> None:
-        self._options = options
-        self._targets = targets
-        self._level_s = level_s
+    options: WriteOptions
+    targets: dict[str, Target]
+    level_s: float = LEVEL_S
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task."""
-        return send_rows(self._options, self._targets, iterator, self._level_s)
+        return send_rows(self.options, self.targets, iterator, self.level_s)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Fail the job if tasks wrote to different generations, or stopped below the topic's level."""
-        check_commits(self._options.topic, messages)
+        check_commits(self.options.topic, messages)
 
 
+@dataclass(eq=False)
 class TopicStreamWriter(DataSourceStreamArrowWriter):
     """The writer of `df.writeStream`."""
 
-    def __init__(self, options: WriteOptions, targets: dict[str, Target] | None) -> None:
-        self._options = options
-        self._targets = targets
+    options: WriteOptions
+    targets: dict[str, Target] | None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task; wait for the topic's level without a deadline.
 
         A restarted stream sends its failed batch again, with the rows that are stored.
         """
-        return send_rows(self._options, self._targets, iterator, None)
+        return send_rows(self.options, self.targets, iterator, None)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """Fail the query if tasks wrote to different generations; create the topic if the first batch had no rows."""
-        check_commits(self._options.topic, messages)
+        check_commits(self.options.topic, messages)
         if batchId == 0 and not any(isinstance(one, Sent) and one.generations for one in messages):
-            create_topic(self._options)
+            create_topic(self.options)
 
 
 def send_rows(
@@ -355,14 +354,10 @@ class Sender:
         self._bytes -= len(message.payload)
         try:
             self._finish(message, acknowledged)
-        except BrokerUnavailableError:
-            pass
-        except BrokerRefusedError as error:
-            if not error.is_not_found:
+        except (BrokerUnavailableError, BrokerRefusedError) as error:
+            if isinstance(error, BrokerRefusedError) and not error.is_not_found:
                 raise
-        else:
-            return
-        retry_unavailable(lambda: self._send_again(message))
+            retry_unavailable(lambda: self._send_again(message))
 
     def _send_again(self, message: StreamMessage) -> None:
         self._create(message.msg_id.topic_name)
