@@ -1,5 +1,6 @@
 """G1. The copy of a data directory never writes, expires or deletes in the original: Iceberg names files by absolute paths."""
 
+import asyncio
 import shutil
 from contextlib import contextmanager
 from itertools import product
@@ -22,6 +23,7 @@ from ister.lake.files import open_io
 from ister.lake.parquet import write_files
 from ister.pipeline.maintenance import Upkeep, _require_files_inside
 from ister.pipeline.topic_writer import TopicWriter, WriterSettings
+from ister.ports.metadata import SqliteMetadata
 from ister.rpc import ister_v1_pb2 as pb
 from ister.runtime.pipeline import reach
 from parts.lake import NOW_US, TOPIC, append, assert_exact, messages
@@ -29,6 +31,7 @@ from parts.pipeline import produce
 from parts.repair import FakeBroker, iceberg_offsets
 
 ROWS = 30
+IDENTITY = "/danube-data/identity"
 
 
 @contextmanager
@@ -70,6 +73,14 @@ def files_in(directory):
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.rglob("*") if path.is_file()}
 
 
+async def entries_of(path):
+    metadata = await SqliteMetadata.open(path, read_only=True)
+    try:
+        return await metadata.list("/")
+    finally:
+        await metadata.close()
+
+
 class NoSpark:
     """A Spark session that must not be asked for anything."""
 
@@ -95,7 +106,7 @@ class OneTopicBroker:
 def assert_told(error, original, copy):
     assert str(original / "warehouse") in str(error)
     assert str(copy / "warehouse") in str(error)
-    assert "Serve the directory from its original path" in str(error)
+    assert "run `ister lake relocate`" in str(error)
 
 
 # --- a copy changes nothing of the original ---------------------------------------------------------------------------
@@ -230,7 +241,6 @@ def go_on_again(home):
 
 
 def test_a_copy_without_catalog_and_warehouse_makes_its_tables_anew(original, copy):
-    """What the error says to do."""
     (copy / "catalog.db").unlink()
     shutil.rmtree(copy / "warehouse")
     with lake_in(copy) as lake:
@@ -251,4 +261,7 @@ def test_metadata_log_and_objects_of_an_embedded_broker_name_no_absolute_path():
         assert any("/objects/" in path for path in files)
         assert any("/wal/" in path for path in files)
         assert any(path.endswith("metadata.db") for path in files)
-        assert [path for path, (_, content) in files.items() if str(broker.directory).encode() in content] == []
+        named = [path for path, (_, content) in files.items() if str(broker.directory).encode() in content]
+        assert named == [str(broker.data / "metadata.db")], "it has the identity, which is checked at each start"
+        entries = asyncio.run(entries_of(broker.data / "metadata.db"))
+        assert [entry.key for entry in entries if str(broker.directory).encode() in entry.value] == [IDENTITY]

@@ -29,6 +29,7 @@ COMMANDS = {
     "read": "Read messages from whichever tier has them.",
     "objects": "Check objects, or get lost metadata back from them.",
     "wal": "Look into a log's files; safe while it is in use.",
+    "adopt": "Make a copied data directory one of its own.",
     "config": "Write, check and show a configuration, but no secrets.",
 }
 """Each command, in the module of its name in ister.cli.commands, and the first line of its help."""

@@ -30,8 +30,8 @@ from pyiceberg.transforms import IdentityTransform
 from ister.core.errors import IsterError
 from ister.core.table.names import EPOCH, GENERATION, TOPIC, UPTO, base_of, is_of, table_names, table_of, with_number
 from ister.lake.columns import METRICS, SCHEMA, SORTED_BY, SPEC, differs
-from ister.lake.errors import LakeUnavailableError, TableMovedError
-from ister.lake.files import ROOT, SYNCED, is_empty, is_local, of_files, open_io, require_inside, root_of
+from ister.lake.errors import LakeUnavailableError, OutsideWarehouseError, TableMovedError
+from ister.lake.files import ROOT, SYNCED, is_empty, is_inside, is_local, of_files, open_io, require_inside, root_of
 from ister.lake.snapshot import GRACE_MS, wall_ms
 from ister.lake.table import LakeTable, require_format
 
@@ -286,11 +286,17 @@ class CachingSqlCatalog(SqlCatalog):
     def _convert_orm_to_iceberg(self, orm_table: IcebergTables) -> Table:
         """Return the table of a catalog row; PyIceberg has no other hook between the row and its metadata file."""
         location = orm_table.metadata_location or ""
+        name = (*self.identifier_to_tuple(orm_table.table_namespace), orm_table.table_name)
         known = self._known.get(location)
         if known is not None:
-            name = (*self.identifier_to_tuple(orm_table.table_namespace), orm_table.table_name)
             return Table(name, known, location, self._load_file_io(known.properties, location), self)
-        table = super()._convert_orm_to_iceberg(orm_table)
+        try:
+            table = super()._convert_orm_to_iceberg(orm_table)
+        except FileNotFoundError:
+            root = root_of(self.properties)
+            if root is None or is_inside(location, root):
+                raise
+            raise OutsideWarehouseError(".".join(name), location.rpartition("/")[0], root) from None
         if type(table.metadata) is TableMetadataV2:
             known = SharedMetadata.model_construct(table.metadata.model_fields_set, **dict(table.metadata))
             self._known[location] = table.metadata = known

@@ -57,10 +57,9 @@ class OutsideWarehouseError(TableMovedError):
             table,
             f"{place} lies outside of the warehouse {warehouse}",
             f"table {table} has files at {place}, outside of the configured warehouse {warehouse}: catalog.db "
-            "and Iceberg's metadata name files by absolute paths, so in a copied or moved data directory they are still the "
-            "original's, and nothing is written, expired or deleted there. Serve the directory from its original path. Or, "
-            "for a copy whose log and objects still hold every message, remove the copy's catalog.db and warehouse: the "
-            "pipeline then makes the tables anew",
+            "and Iceberg's metadata name files by absolute paths, so in a moved or copied data directory they are still the "
+            "original's, and nothing is written, expired or deleted there; run `ister lake relocate` to give the tables the "
+            "paths of this directory",
         )
 
 

@@ -16,6 +16,7 @@ from ister.config import advice
 from ister.config.environment import TOKEN_VARIABLE
 from ister.core.errors import InvalidConfigError
 from ister.runtime.compose import open_metadata, open_stores, open_tables, require_usable, topics_config
+from ister.runtime.identity import claim_directory
 from ister.storage.factory import WalStorageFactory
 from ister.storage.lake_factory import LakeConfig, LakeStorageFactory
 
@@ -98,6 +99,7 @@ async def _serve(config: Config, ready: Callable[[Listening], None], child: Pipe
         if child is not None:
             stack.push_async_callback(child.end)
         store, metadata, reads = await stack.enter_async_context(open_stores(config))
+        await claim_directory(metadata, config)
         factory = WalStorageFactory(
             topics_config(config), store=store, metadata=metadata, tables=None if reads is None else reads.table
         )

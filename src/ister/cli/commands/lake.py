@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -146,6 +147,28 @@ def _repair(
     output.show(done, _repaired_fields, _write_repaired)
 
 
+@command(app, "relocate")
+def _relocate(
+    *, file: ConfigOption = None, data_dir: DataDirOption = None, output: OutputOption = Output.TABLE
+) -> None:
+    """Give the tables of a moved data directory the paths of its new place.
+
+    Iceberg stores absolute paths. Metadata and manifests are written again, data files stay. Stop the broker first.
+
+    Example: ister lake relocate --data-dir /srv/ister
+    """
+    from ister.runtime.identity import relocate_directory
+
+    tables = asyncio.run(relocate_directory(load_config(file, data_dir).config))
+
+    def write(names: list[str]) -> None:
+        for name in names:
+            say(f"relocated {printable(name)}")
+        say(f"{many(len(names), 'table')} relocated." if names else "Every table has the paths of this directory.")
+
+    output.show(tables, lambda names: {"relocated": names}, write)
+
+
 # --- maintenance ------------------------------------------------------------------------------------------------------
 
 
@@ -163,9 +186,10 @@ def maintain(config: Config, procedure: Procedure, given: Sequence[str], *, dry_
     from ister.pipeline.maintenance import Upkeep
     from ister.pipeline.session import open_session
     from ister.runtime.compose import open_catalog
+    from ister.runtime.identity import require_own_directory
 
     require_shared_catalog(config, "ister lake")
-
+    asyncio.run(require_own_directory(config))
     results: list[Result] = []
     problems: list[IsterError] = []
     with open_catalog(config) as catalog:

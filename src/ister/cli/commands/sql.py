@@ -1,5 +1,6 @@
 """`ister sql`: one statement of Spark's SQL; rows as a table or one JSON object a line, one sentence for a mistake."""
 
+import asyncio
 import json
 import math
 import re
@@ -77,7 +78,9 @@ class Answer:
 def query(config: Config, statement: str, limit: int) -> Answer:
     """Run one statement on the lake; the catalog is the default one."""
     from ister.pipeline.session import open_session
+    from ister.runtime.identity import require_own_directory
 
+    asyncio.run(require_own_directory(config))
     spark = open_session(config)
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
