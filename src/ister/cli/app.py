@@ -23,7 +23,7 @@ COMMANDS = {
     "namespaces": "List, make and set namespaces, by asking the broker.",
     "subscriptions": "List, move and end subscriptions, by asking the broker.",
     "pipeline": "Run the pipeline from topics to tables, and see where it is.",
-    "lake": "Keep tables small and quick, and mend them.",
+    "lake": "Maintain, repair and relocate tables.",
     "sql": "Ask the lake in SQL.",
     "tiers": "Show what each tier holds of a topic, and what waits.",
     "read": "Read messages from whichever tier has them.",
@@ -37,7 +37,7 @@ COMMANDS = {
 
 app = typer.Typer(
     name="ister",
-    help="Ister: a broker with durable topics, for Danube's clients. Start with [bold]ister demo[/bold].",
+    help="A broker with durable topics that are Iceberg tables. Try [bold]ister demo[/bold].",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,

@@ -38,7 +38,7 @@ MEANINGS = {
     0: "all is well",
     **FAMILIES,
     INTERRUPTED: "interrupted (Ctrl-C) before the end",
-    READER_GONE: "whoever read the output has gone, like `head`",
+    READER_GONE: "the reader of the output closed it, like `head`",
 }
 EXIT_CODES = "Exit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in MEANINGS.items())
 """The epilog of every --help."""

@@ -65,7 +65,7 @@ TablesArgument = Annotated[
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
 
-app = command_group("Keep tables small and quick, and mend them.")
+app = command_group("Maintain, repair and relocate tables.")
 
 _PROCEDURES = {
     Procedure.COMPACT: """Rewrite small files into large ones, sorted.
