@@ -474,10 +474,10 @@ def test_a_round_does_what_is_due_and_one_failure_stops_no_other_table(upkeep, c
     first, broken, last = make(6), make(6), make(6)
     real = upkeep._call
 
-    def call(name, procedure, text):
-        if name == broken:
-            raise MaintenanceConflictError(name, procedure, "on purpose")
-        return real(name, procedure, text)
+    def call(result, procedure, arguments):
+        if result.table == broken:
+            raise MaintenanceConflictError(broken, result.procedure, "on purpose")
+        return real(result, procedure, arguments)
 
     monkeypatch.setattr(upkeep, "_call", call)
     told = list(upkeep.round([first, "my-ns.nothing", broken, last]))
