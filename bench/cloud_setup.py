@@ -53,8 +53,8 @@ def log_config(directory: Path, max_bytes: int) -> WalConfig:
 
 async def fill(wal: Wal, size: int) -> None:
     """Append whole batches until the log has the given size, and sync them."""
-    written = wal.synced_bytes.value
-    while wal.synced_bytes.value - written < size:
+    written = wal.appended_bytes
+    while wal.appended_bytes - written < size:
         for _ in range(10):
             await wal.append_arrow(arrow_of(wal.next_offset))
         await wal.sync()
