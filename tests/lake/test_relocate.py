@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from pyiceberg.catalog.noop import NoopCatalog
 
 from ister.lake.errors import OutsideWarehouseError
 from ister.lake.relocate import DELETED_PATH_ID, misplaced, relocate
@@ -29,7 +30,7 @@ def files_in(directory):
 def relocated(home):
     lake = lake_of(home)
     try:
-        return [one.table for one in relocate(lake.catalog)]
+        return relocate(lake.catalog)
     finally:
         lake.close()
 
@@ -39,7 +40,7 @@ def test_a_moved_warehouse_is_relocated_and_goes_on(tmp_path):
     lake = lake_of(home)
     with pytest.raises(OutsideWarehouseError, match="ister lake relocate"):
         lake.find(TOPIC, 1)
-    assert [one.table for one in misplaced(lake.catalog)] == ["default.orders"]
+    assert misplaced(lake.catalog) == ["default.orders"]
     assert relocated(home) == ["default.orders"]
     assert relocated(home) == [], "there is nothing left to do"
     table = lake.table(TOPIC, 1)
@@ -124,3 +125,8 @@ def rename_catalog(home, old, new):
         for table in ("iceberg_tables", "iceberg_namespace_properties"):
             connection.execute(f"UPDATE {table} SET catalog_name = ? WHERE catalog_name = ?", (new, old))
         connection.commit()
+
+
+def test_a_catalog_that_keeps_its_own_locations_has_nothing_to_relocate(tmp_path):
+    catalog = NoopCatalog("rest", type="rest", warehouse=f"file://{tmp_path}/warehouse")
+    assert misplaced(catalog) == relocate(catalog) == []

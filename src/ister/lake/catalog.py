@@ -10,12 +10,12 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 import structlog
 from pyiceberg.catalog import TABLE_TYPE, WAREHOUSE_LOCATION, load_catalog
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchPropertyException,
@@ -26,6 +26,8 @@ from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataV2
 from pyiceberg.transforms import IdentityTransform
+from sqlalchemy import update
+from sqlalchemy.orm import Session
 
 from ister.core.errors import IsterError
 from ister.core.table.names import EPOCH, GENERATION, TOPIC, UPTO, base_of, is_of, table_names, table_of, with_number
@@ -39,10 +41,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from pyiceberg.catalog import Catalog
-    from pyiceberg.catalog.sql import IcebergTables
     from pyiceberg.table import CommitTableResponse, StagedTable
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.typedef import Identifier
+    from sqlalchemy import ColumnElement, CursorResult
 
     from ister.core.names import TopicName
 
@@ -239,6 +241,25 @@ def load_iceberg(catalog: Catalog, name: Identifier | str) -> Table | None:
         if TABLE_TYPE not in str(error):
             raise
         return None
+
+
+def replace_pointer(catalog: SqlCatalog, name: Identifier, current: str, new: str, previous: str | None) -> bool:
+    """Point a SQL catalog at another metadata file of a table; return False if it does not point at `current` any more."""
+    row = [*table_row(catalog, name), IcebergTables.metadata_location == current]
+    chosen = {"metadata_location": new, "previous_metadata_location": previous}
+    with Session(catalog.engine) as session:
+        changed = session.execute(update(IcebergTables).where(*row).values(chosen))
+        session.commit()
+    return cast("CursorResult[None]", changed).rowcount == 1
+
+
+def table_row(catalog: SqlCatalog, name: Identifier) -> list[ColumnElement[bool]]:
+    """Return the condition that selects a table's row in a SQL catalog."""
+    return [
+        IcebergTables.catalog_name == catalog.name,
+        IcebergTables.table_namespace == ".".join(name[:-1]),
+        IcebergTables.table_name == name[-1],
+    ]
 
 
 class SharedMetadata(TableMetadataV2):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,22 +28,19 @@ from pyiceberg.manifest import (
     write_manifest_list,
 )
 from pyiceberg.serializers import FromInputFile
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ister.core.errors import InputError
 from ister.core.table.maintenance import spelling
+from ister.lake.catalog import replace_pointer
 from ister.lake.errors import LakeUnavailableError, OutsideWarehouseError, UnsupportedFormatError, error_text
 from ister.lake.files import PATH_PROPERTIES, SyncedFileIO, is_inside, of_files, root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyiceberg.catalog import Catalog
     from pyiceberg.io.pyarrow import PyArrowFile
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
-    from sqlalchemy import CursorResult
 
 log = structlog.get_logger()
 
@@ -69,32 +66,25 @@ class Move(NamedTuple):
         return location.removesuffix(path) + self.new + path.removeprefix(self.old)
 
 
-class Relocated(NamedTuple):
-    """A table that was relocated, and the directory that its paths named before."""
-
-    table: str
-    old: str
-
-
-def misplaced(catalog: Catalog) -> list[Relocated]:
+def misplaced(catalog: Catalog) -> list[str]:
     """Return the tables whose metadata is outside of the catalog's local warehouse, without reading it."""
-    return [Relocated(row.name, str(Path(spelling(row.location)).parent)) for row in _rows(catalog) if row.is_outside]
+    return [row.name for row in _rows(catalog)]
 
 
-def relocate(catalog: Catalog) -> Iterator[Relocated]:
-    """Relocate every table of a SQL catalog that is outside of the local warehouse and has its files inside."""
-    for row in _rows(catalog):
-        if row.is_outside:
-            assert isinstance(catalog, SqlCatalog), "others have no rows"
-            move = _move_of(row)
-            try:
-                _relocate(catalog, row, move)
-            except (OutsideWarehouseError, UnsupportedFormatError, LakeUnavailableError):
-                raise
-            except Exception as error:
-                raise LakeUnavailableError(row.name, "relocate", error_text(error)) from error
-            log.info("table_relocated", table=row.name, old=move.old, new=move.new)
-            yield Relocated(row.name, move.old)
+def relocate(catalog: Catalog) -> list[str]:
+    """Relocate every table whose metadata is outside of the local warehouse and whose files are inside; return them."""
+    rows = _rows(catalog)
+    for row in rows:
+        assert isinstance(catalog, SqlCatalog), "others have no rows"
+        move = _move_of(row)
+        try:
+            _relocate(catalog, row, move)
+        except (OutsideWarehouseError, UnsupportedFormatError, LakeUnavailableError):
+            raise
+        except Exception as error:
+            raise LakeUnavailableError(row.name, "relocate", error_text(error)) from error
+        log.info("table_relocated", table=row.name, old=move.old, new=move.new)
+    return [row.name for row in rows]
 
 
 class _Row(NamedTuple):
@@ -106,21 +96,17 @@ class _Row(NamedTuple):
     location: str
     root: str
 
-    @property
-    def is_outside(self) -> bool:
-        return not is_inside(self.location, self.root)
-
 
 def _rows(catalog: Catalog) -> list[_Row]:
+    """Return the misplaced tables; only a SQL catalog with a local warehouse can have some."""
     root = root_of(catalog.properties)
     if root is None or not isinstance(catalog, SqlCatalog):
-        raise InputError(
-            "the catalog", "is not a SQL catalog with a warehouse on the local disk: its tables need no relocation"
-        )
+        return []
     columns = IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location
     with Session(catalog.engine) as session:
         found = session.execute(select(*columns).where(IcebergTables.catalog_name == catalog.name)).all()
-    return [_Row(f"{space}.{name}", space, name, location or "", root) for space, name, location in sorted(found)]
+    rows = [_Row(f"{space}.{name}", space, name, location or "", root) for space, name, location in sorted(found)]
+    return [row for row in rows if not is_inside(row.location, root)]
 
 
 def _move_of(row: _Row) -> Move:
@@ -173,17 +159,7 @@ def _relocate(catalog: SqlCatalog, row: _Row, move: Move) -> None:
     target = written.path(f"{int(version) + 1 if version.isdecimal() else 0:05d}-{{}}.metadata.json")
     with files.new_output(target).create() as output:
         output.write(json.dumps(document).encode())
-    mine = (
-        IcebergTables.catalog_name == catalog.name,
-        IcebergTables.table_namespace == row.namespace,
-        IcebergTables.table_name == row.table,
-        IcebergTables.metadata_location == row.location,
-    )
-    chosen = {"metadata_location": target, "previous_metadata_location": move(row.location)}
-    with Session(catalog.engine) as session:
-        changed = cast("CursorResult[Any]", session.execute(update(IcebergTables).where(*mine).values(chosen)))
-        session.commit()
-    if changed.rowcount != 1:
+    if not replace_pointer(catalog, (row.namespace, row.table), row.location, target, move(row.location)):
         raise LakeUnavailableError(row.name, "relocate", "another process changed it meanwhile")
 
 

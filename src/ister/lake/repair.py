@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,14 +22,14 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import TOTAL_RECORDS, Summary, ancestors_of
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from ister.core.errors import CorruptError, CorruptMetadataError, IsterError
 from ister.core.table.data_files import OFFSET_MAX
 from ister.core.table.maintenance import GRACE_MS_MAX, spelling
 from ister.core.table.names import EPOCH, UPTO, is_of, offsets_of, offsets_text, table_names
-from ister.lake.catalog import load_iceberg
+from ister.lake.catalog import load_iceberg, replace_pointer, table_row
 from ister.lake.columns import differs
 from ister.lake.data_file_rows import OFFSETS, deleted_of, read_rows
 from ister.lake.errors import (
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableRequirement, TableUpdate
-    from sqlalchemy import ColumnElement, CursorResult
 
     from ister.core.names import TopicName
 
@@ -225,14 +224,10 @@ def fall_back(catalog: Catalog, fallback: Fallback) -> None:
     """Point the catalog at the older metadata by compare-and-swap."""
     assert isinstance(catalog, SqlCatalog), "other catalogs have no fallback"
     name = fallback.table.name()
-    row = [*_row(catalog, name), IcebergTables.metadata_location == fallback.broken]
-    chosen = {"metadata_location": fallback.table.metadata_location, "previous_metadata_location": None}
-    with Session(catalog.engine) as session:
-        changed = session.execute(update(IcebergTables).where(*row).values(chosen))
-        session.commit()
-    if cast("CursorResult[None]", changed).rowcount != 1:
+    chosen = fallback.table.metadata_location
+    if not replace_pointer(catalog, name, fallback.broken, chosen, None):
         raise CommitConflictError(".".join(name), 1, "its metadata was replaced meanwhile")
-    log.warning("table_fell_back", table=".".join(name), broken=fallback.broken, chosen=chosen["metadata_location"])
+    log.warning("table_fell_back", table=".".join(name), broken=fallback.broken, chosen=chosen)
 
 
 def cuts_of(held: Mapping[int, Offsets], recorded: Mapping[int, int] | None) -> list[Cut]:
@@ -429,16 +424,8 @@ def _pointers(catalog: SqlCatalog, name: tuple[str, str]) -> tuple[str, str | No
     """Return the current and the previous metadata location of a table, None when there is no such table."""
     columns = IcebergTables.metadata_location, IcebergTables.previous_metadata_location
     with Session(catalog.engine) as session:
-        found = session.execute(select(*columns).where(*_row(catalog, name))).first()
+        found = session.execute(select(*columns).where(*table_row(catalog, name))).first()
     return None if found is None or found[0] is None else (found[0], found[1])
-
-
-def _row(catalog: SqlCatalog, name: tuple[str, ...]) -> list[ColumnElement[bool]]:
-    return [
-        IcebergTables.catalog_name == catalog.name,
-        IcebergTables.table_namespace == ".".join(name[:-1]),
-        IcebergTables.table_name == name[-1],
-    ]
 
 
 def _older(current: str, previous: str | None) -> Iterator[str]:

@@ -175,23 +175,19 @@ def _misplaced(config: Config) -> int:
     """Return how many tables have paths outside of the local warehouse."""
     if local_warehouse(config) is None:
         return 0
-    with open_catalog(config) as catalog:
-        if catalog is None:
-            return 0
-        from ister.lake.relocate import misplaced  # noqa: PLC0415  # PyIceberg takes a second to import
+    from ister.lake.relocate import misplaced  # noqa: PLC0415  # PyIceberg takes a second to import
 
-        return len(misplaced(catalog))
+    with open_catalog(config) as catalog:
+        return 0 if catalog is None else len(misplaced(catalog))
 
 
 def _relocate(config: Config) -> list[str]:
     if local_warehouse(config) is None:
         return []
-    with open_catalog(config) as catalog:
-        if catalog is None:
-            return []
-        from ister.lake.relocate import relocate  # noqa: PLC0415  # as above
+    from ister.lake.relocate import relocate  # noqa: PLC0415  # as above
 
-        return [one.table for one in relocate(catalog)]
+    with open_catalog(config) as catalog:
+        return [] if catalog is None else relocate(catalog)
 
 
 def _key(config: Config) -> str:
